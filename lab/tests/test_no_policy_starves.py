@@ -86,7 +86,7 @@ class Stream:
     def go_on(self) -> set[TaskId]:
         """Ten seconds more. Who has started."""
         world, before = self.world, set(self.world.state.active)
-        while len(world.state.line) < 4:
+        while len(world.state.queue) < 4:
             self.owners += 1  # each of another user, who has had nothing: fairness puts them first, if it may
             self.submit(2_000, self.demand, self.told_s, Owner(2_000 + self.owners, 100, f"user{self.owners}"))
         world.now += 10.0

@@ -25,7 +25,7 @@ def test_every_task_comes_to_its_end(policy: str) -> None:
     assert (figures.tasks, figures.failed) == (60, 0)
     assert not made.state.tasks
     assert not made.state.active
-    assert not made.state.line
+    assert not made.state.queue
     assert all(not board.runners and board.used_mib == 0 for board in made.world.boards)
 
 

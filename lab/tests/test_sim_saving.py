@@ -125,4 +125,4 @@ def test_the_same_again_gives_the_same_bytes_and_the_log_replays() -> None:
     for event in made(*rows).events():
         step(state, event)
     assert not state.active
-    assert not state.asked
+    assert not state.preempting

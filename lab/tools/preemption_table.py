@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from carma import __version__
 from carma.core.model import events as e
 from carma.core.model.values import TaskId
-from carma.core.scheduling.queue_order import waiting
+from carma.core.scheduling.explanation import waiting
 from carma.core.state import State
 from carma.traces.schema import Trace
 from carma.traces.table import shipped_table

@@ -16,7 +16,7 @@ from carma.core.model.settings import Gate, Rules, WarmUp, WindowRules
 from carma.core.model.values import Activity, AttemptKey, Estimate, GpuId, GpuSample, ProcessUse, TaskId, TaskSpec
 from carma.core.policies.exclusive import POLICY as EXCLUSIVE
 from carma.core.scheduling.decision import Decision
-from carma.core.scheduling.queue_order import explain, waiting
+from carma.core.scheduling.explanation import explain, waiting
 from carma.core.scheduling.snapshot import views
 from carma.monitor.processes import attribute
 from carma.testing.builders import ALICE, World

@@ -35,8 +35,8 @@ from carma.core.model.status import Finished, Running, Starting
 from carma.core.model.values import ArrayPlace, Dependency, Estimate, GpuId, SaveSignal, TaskId, TaskSpec
 from carma.core.policies import best_fit, exclusive, first_fit, horus, lucid, lug, magm, round_robin
 from carma.core.propose import propose
+from carma.core.scheduling.explanation import explain, waiting
 from carma.core.scheduling.placement import Policy
-from carma.core.scheduling.queue_order import explain, waiting
 from carma.core.state import State
 from carma.core.state_checkpoint import checkpoint, forget, restore
 from carma.core.telemetry.usage import note
@@ -177,7 +177,7 @@ class Histories(RuleBasedStateMachine):
         for _ in range(seconds):
             self.world.wait(1)
             self.world.settle()
-        for task in sorted(self.world.state.asked) if leaves else ():
+        for task in sorted(self.world.state.preempting) if leaves else ():
             self.world.end(task)
         self.world.settle()
 

@@ -361,7 +361,7 @@ def test_a_day_of_mixed_work_ends_under_every_policy(policy: str, combine: str) 
     ends: dict[TaskId, float] = {}
     tried: set[TaskId] = set()
     submitted = 0
-    while submitted < 60 or world.state.active or world.state.line or world.state.between_attempts:
+    while submitted < 60 or world.state.active or world.state.queue or world.state.between_attempts:
         assert world.now < 100_000, "it goes on for ever"
         if submitted < 60 and int(world.now) % 8 == 0:
             size = (1_500, 6_000, 20_000, 39_000)[submitted % 4]

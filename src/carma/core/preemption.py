@@ -21,7 +21,7 @@ from carma.core.model.values import AttemptKey, Record, TaskId
 from carma.core.scheduling.decision import Ask
 from carma.core.scheduling.policy import Move
 from carma.core.scheduling.reservation import fits
-from carma.core.scheduling.scheduling_pass import Pass, turns
+from carma.core.scheduling.scheduling_pass import SchedulingPass
 from carma.core.scheduling.snapshot import views
 from carma.core.scheduling.verdict_cache import VerdictCache
 from carma.core.scheduling.verdicts import Candidate, takes_tasks
@@ -44,7 +44,7 @@ class Leaving(Record, frozen=True, order=True):
 def stayed(state: State, now: float) -> list[PreemptionMissed]:
     """Tasks that still run after the grace period of their request."""
     due: list[PreemptionMissed] = []
-    for task_id in sorted(state.asked):
+    for task_id in sorted(state.preempting):
         status = state.tasks[task_id].status
         assert isinstance(status, Running)
         assert status.preempting is not None
@@ -108,22 +108,22 @@ def _moves(state: State, now: float) -> list[Move]:
 # -- room for the first task in the queue ----------------------------------------------------------------------------
 def room_for_the_first(state: State, now: float, cache: VerdictCache | None = None) -> list[PreemptionRequested]:
     """Tasks whose end lets the first waiting task start, if it has waited long enough and cannot start soon."""
-    if not state.line or not state.gpus:
+    if not state.queue or not state.gpus:
         return []
     able = {task_id: one for task_id in state.active if may_be_asked(state, one := state.tasks[task_id], now)}
     if not able:
         return []
-    walk = Pass(state, now, cache)
-    task = next(turns(state, now, walk), None)
+    scheduling = SchedulingPass(state, now, cache)
+    task = next(scheduling.tasks(), None)
     if task is None or _asked_for(state, task.id) or not _waited(state, task, now):
         return []
-    choice = walk.consider(task)
-    start_at = walk.reservation.start_at if walk.reservation is not None else None
+    choice = scheduling.consider(task)
+    start_at = scheduling.reservation.start_at if scheduling.reservation is not None else None
     if choice.chosen or (start_at is not None and start_at <= now + state.rules.preemption.after_s):
         return []
     lower = {task_id: one for task_id, one in able.items() if one.spec.priority < task.spec.priority}
     reason = f"task {task.id}, of priority {task.spec.priority}, waits for its GPUs"
-    chosen = leaving(state, choice.ask, walk.candidates, lower, now)
+    chosen = leaving(state, choice.ask, scheduling.candidates, lower, now)
     return [request(lower[task_id], now, CARMA, reason, task.id) for task_id in chosen]
 
 
@@ -135,7 +135,7 @@ def _waited(state: State, task: Task, now: float) -> bool:
 
 def _asked_for(state: State, task_id: TaskId) -> list[Task]:
     """Tasks that were asked to leave for this task and still run."""
-    asked = (state.tasks[one] for one in sorted(state.asked))
+    asked = (state.tasks[one] for one in sorted(state.preempting))
     return [
         one
         for one in asked

@@ -17,7 +17,7 @@ from carma.core.model.settings import Rules
 from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Running, Starting
 from carma.core.model.task import Task
 from carma.core.model.values import AttemptKey, Gpu, GpuId, Placement, TaskId, TaskSpec
-from carma.core.scheduling.fair_order import Lanes
+from carma.core.scheduling.fair_order import FairQueue, QueueKey
 from carma.core.scheduling.fairness import Accounts
 from carma.core.scheduling.feasibility import never_fits, usable
 from carma.core.scheduling.policy import Policy
@@ -45,14 +45,14 @@ class State:
         self.overtaken: dict[TaskId, int] = {}
         self.accounts = Accounts(rules)  # what users had, and hold now; also kept by `put`
         # Indices over `tasks`, kept by `put`:
-        self.line: list[tuple[int, int, TaskId]] = []  # queued and not held, in the order of their turn
-        self.lanes = Lanes() if rules.fairness.enabled else None  # the same, with users taking turns
+        self.queue: list[QueueKey] = []  # queued and not held, in the order of their turn
+        self.fair_queue = FairQueue() if rules.fairness.enabled else None  # the same, with users taking turns
         self.active: dict[TaskId, AttemptKey] = {}  # starting or running
         self.between_attempts: set[TaskId] = set()  # ended or recovering
-        self.asked: set[TaskId] = set()  # running, and asked to save and leave
+        self.preempting: set[TaskId] = set()  # running, and asked to save and leave
         self.on_gpu: dict[GpuId, dict[AttemptKey, Placement]] = {}
-        self.waiting_for: dict[TaskId, set[TaskId]] = {}  # task -> those that depend on it
-        self.in_array: dict[TaskId, int] = {}  # array -> how many of it are active
+        self.dependents: dict[TaskId, set[TaskId]] = {}  # task -> those that depend on it
+        self.active_in_array: dict[TaskId, int] = {}  # array -> how many of it are active
         self.impossible: dict[TaskId, Outcome] = {}  # waiting tasks that can never start, and why
         self.deadlines: list[tuple[float, TaskId]] = []  # sorted: when a time limit, or the warning before it, is due
         self.usable: tuple[Gpu, ...] = ()  # the GPUs that take tasks, largest first
@@ -99,7 +99,7 @@ class State:
         self._set_deadline(task, None)
         self.overtaken.pop(task_id, None)
         self.impossible.pop(task_id, None)
-        for waiting in self.waiting_for.get(task_id, ()):
+        for waiting in self.dependents.get(task_id, ()):
             self._check_possible(self.tasks[waiting])
         for gpu in self.shown_on.get(task_id, ()):
             self.touch(gpu)
@@ -145,10 +145,10 @@ class State:
         all_moved = self.accounts.minute(self.now)
         moved = self.accounts.follow(before, task, self.gpus, self.now)
         known = task or before
-        if self.lanes is None or known is None or not (moved or all_moved):
+        if self.fair_queue is None or known is None or not (moved or all_moved):
             return
-        for uid in self.lanes.users() if all_moved else (known.owner.uid,):
-            self.lanes.moved(uid, self.accounts.level(uid))
+        for uid in self.fair_queue.users() if all_moved else (known.owner.uid,):
+            self.fair_queue.set_level(uid, self.accounts.level(uid))
 
     def touch(self, gpu: GpuId) -> None:
         """Something that concerns the GPU has changed: who is on it, what they do there, what was seen of it. Its
@@ -187,9 +187,9 @@ class State:
     def _index(self, task: Task) -> None:
         match task.status:
             case Queued(held=False):
-                insort(self.line, turn(task))
-                if self.lanes is not None:
-                    self.lanes.join(turn(task), task.owner.uid, self.accounts.level(task.owner.uid))
+                insort(self.queue, queue_key(task))
+                if self.fair_queue is not None:
+                    self.fair_queue.add(queue_key(task), task.owner.uid, self.accounts.level(task.owner.uid))
             case Starting(placement=placement) | Running(placement=placement):
                 self.active[task.id] = task.key
                 for gpu in placement.gpus:
@@ -198,28 +198,28 @@ class State:
                 self._count_array(task, +1)
                 self._check_use(task)
                 if isinstance(task.status, Running) and task.status.preempting is not None:
-                    self.asked.add(task.id)
+                    self.preempting.add(task.id)
             case Ended() | Recovering():
                 self.between_attempts.add(task.id)
             case _:
                 pass
-        for waiting in self.waiting_for.get(task.id, ()):
+        for waiting in self.dependents.get(task.id, ()):
             self._check_possible(self.tasks[waiting])
         if isinstance(task.status, Finished):
             return
         for dependency in task.spec.after:
-            self.waiting_for.setdefault(dependency.task, set()).add(task.id)
+            self.dependents.setdefault(dependency.task, set()).add(task.id)
 
     def _unindex(self, task: Task) -> None:
         match task.status:
             case Queued(held=False):
-                place = bisect_left(self.line, turn(task))
-                del self.line[place]
-                if self.lanes is not None:
-                    self.lanes.leave(turn(task), task.owner.uid)
+                place = bisect_left(self.queue, queue_key(task))
+                del self.queue[place]
+                if self.fair_queue is not None:
+                    self.fair_queue.remove(queue_key(task), task.owner.uid)
             case Starting(placement=placement) | Running(placement=placement):
                 del self.active[task.id]
-                self.asked.discard(task.id)
+                self.preempting.discard(task.id)
                 self.grown.discard(task.id)
                 self.settled.discard(task.id)
                 for gpu in placement.gpus:
@@ -231,18 +231,18 @@ class State:
             case _:
                 pass
         for dependency in task.spec.after:
-            waiting = self.waiting_for.get(dependency.task)
+            waiting = self.dependents.get(dependency.task)
             if waiting is not None:
                 waiting.discard(task.id)
                 if not waiting:
-                    del self.waiting_for[dependency.task]
+                    del self.dependents[dependency.task]
 
     def _count_array(self, task: Task, change: int) -> None:
         if task.spec.array is not None:
             array = task.spec.array.array
-            self.in_array[array] = self.in_array.get(array, 0) + change
-            if not self.in_array[array]:
-                del self.in_array[array]
+            self.active_in_array[array] = self.active_in_array.get(array, 0) + change
+            if not self.active_in_array[array]:
+                del self.active_in_array[array]
 
     def live_of(self, gpu: GpuId) -> Live:
         live = self.live.get(gpu)
@@ -281,7 +281,7 @@ def _still_on(before: Task, task: Task) -> Placement | None:
     return status.placement if isinstance(status, Running | Starting) and not task.spec.after else None
 
 
-def turn(task: Task) -> tuple[int, int, TaskId]:
+def queue_key(task: Task) -> QueueKey:
     """The order of the line: innocent victims of an OOM, then priority, then age."""
     first = task.plan is not None and task.plan.first
     return (0 if first else 1, -task.spec.priority, task.id)

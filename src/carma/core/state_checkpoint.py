@@ -63,7 +63,7 @@ def checkpoint(state: State, sequence: int) -> tuple[Checkpoint, tuple[Task, ...
     kept: list[Task] = []
     leaving: list[Task] = []
     for task in state.tasks.values():
-        done = isinstance(task.status, Finished) and task.id not in state.waiting_for and not _shown(state, task.id)
+        done = isinstance(task.status, Finished) and task.id not in state.dependents and not _shown(state, task.id)
         (leaving if done else kept).append(task)
     saved = Checkpoint(
         sequence=sequence,

@@ -156,7 +156,7 @@ class Loop:
         self._starting_pause_s = STARTING_S
         if state.active or state.between_attempts:
             return max(STARTING_S, POLL_S / speed)
-        return IDLE_S if not state.line else max(POLL_S, IDLE_S / speed)
+        return IDLE_S if not state.queue else max(POLL_S, IDLE_S / speed)
 
     async def poll(self) -> None:
         """Commit what happened to the active attempts, and start again what never started."""

@@ -42,9 +42,10 @@ from carma.core.model.values import (
 from carma.core.policies.magm import POLICY as MAGM
 from carma.core.propose import propose
 from carma.core.scheduling.decision import Refusal
+from carma.core.scheduling.eligibility import Waiting
+from carma.core.scheduling.explanation import explain, waiting
 from carma.core.scheduling.gpu_view import GpuView
 from carma.core.scheduling.placement import Policy
-from carma.core.scheduling.queue_order import Waiting, explain, waiting
 from carma.core.scheduling.snapshot import views
 from carma.core.scheduling.verdict_cache import VerdictCache
 from carma.core.state import State

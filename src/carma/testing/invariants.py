@@ -5,9 +5,9 @@ from __future__ import annotations
 from carma.core.model.outcome import Preempted
 from carma.core.model.status import Ended, Finished, Queued, Recovering, Running, Starting
 from carma.core.model.task import Task
-from carma.core.scheduling.fair_order import Lanes
+from carma.core.scheduling.fair_order import FairQueue
 from carma.core.scheduling.fairness import NONE_HELD, waits
-from carma.core.state import State, due_at, turn
+from carma.core.state import State, due_at, queue_key
 from carma.core.telemetry.booking_shrink import shrink_of
 from carma.core.telemetry.observation import memory_growth
 from carma.core.telemetry.watchdog import stops_on
@@ -19,9 +19,9 @@ def validate(state: State) -> list[str]:
 
 def _indices(state: State) -> list[str]:
     broken: list[str] = []
-    line = sorted(turn(t) for t in state.tasks.values() if isinstance(t.status, Queued) and not t.status.held)
-    if line != state.line:
-        broken.append(f"the line is {state.line}, the queued tasks are {line}")
+    line = sorted(queue_key(t) for t in state.tasks.values() if isinstance(t.status, Queued) and not t.status.held)
+    if line != state.queue:
+        broken.append(f"the line is {state.queue}, the queued tasks are {line}")
     active = {t.id: t.key for t in state.tasks.values() if isinstance(t.status, Starting | Running)}
     if active != state.active:
         broken.append(f"active is {state.active}, tasks say {active}")
@@ -29,8 +29,8 @@ def _indices(state: State) -> list[str]:
     if between != state.between_attempts:
         broken.append(f"between attempts are {state.between_attempts}, tasks say {between}")
     asked = {t.id for t in state.tasks.values() if isinstance(t.status, Running) and t.status.preempting is not None}
-    if asked != state.asked:
-        broken.append(f"asked are {state.asked}, tasks say {asked}")
+    if asked != state.preempting:
+        broken.append(f"asked are {state.preempting}, tasks say {asked}")
     if set(state.tracks) != set(active.values()):
         broken.append(f"tracks are kept for {sorted(state.tracks)}, active are {sorted(active.values())}")
     held = {(gpu, key) for gpu, keys in state.on_gpu.items() for key in keys}
@@ -138,12 +138,12 @@ def _users(state: State) -> list[str]:
         active = sum(isinstance(task.status, Starting | Running) for task in own)
         if not held == active == state.accounts.held(uid).tasks:
             broken.append(f"user {uid} runs {active} tasks; the account has {held}, {state.accounts.held(uid)} in all")
-    if state.lanes is not None:
-        lanes = Lanes()
+    if state.fair_queue is not None:
+        fair = FairQueue()
         for task in state.tasks.values():
             if isinstance(task.status, Queued) and not task.status.held:
-                lanes.join(turn(task), task.owner.uid, state.accounts.level(task.owner.uid))
-        ours = {rank: (lane.lines, lane.users) for rank, lane in state.lanes.by_rank.items()}
-        if ours != {rank: (lane.lines, lane.users) for rank, lane in lanes.by_rank.items()}:
+                fair.add(queue_key(task), task.owner.uid, state.accounts.level(task.owner.uid))
+        ours = {rank: (queue.tasks, queue.users) for rank, queue in state.fair_queue.by_rank.items()}
+        if ours != {rank: (queue.tasks, queue.users) for rank, queue in fair.by_rank.items()}:
             broken.append("users' lines and levels are not those of the queued tasks")
     return broken

@@ -74,7 +74,7 @@ def test_whatever_it_ends_with_in_time_it_was_preempted_and_comes_back(ended: Ou
     assert [type(event) for event in done[:2]] == [RecoveryPlanned, RecoveryDue]
     assert world.placed(task), "nobody else wants the GPU"
     assert world.state.active[task].attempt == 2
-    assert not world.state.asked
+    assert not world.state.preempting
     assert running_after_start(world, task).preempting is None
 
 
@@ -163,7 +163,7 @@ def test_a_task_that_declares_nothing_is_never_told() -> None:
     world = World(1)
     task = world.run(1_000)
     assert world.emit(PreemptionRequested(world.now, task, "alice", 10, 30.0)) == []
-    assert not world.state.asked
+    assert not world.state.preempting
 
 
 def test_one_that_is_not_running_is_not_told() -> None:
@@ -172,7 +172,7 @@ def test_one_that_is_not_running_is_not_told() -> None:
     for _ in range(2):  # queued, then starting
         assert world.emit(PreemptionRequested(world.now, task, "alice", 10, 30.0)) == []
         world.settle()
-    assert world.state.asked == set()
+    assert world.state.preempting == set()
 
 
 def test_who_cancels_it_meanwhile_ends_it() -> None:
@@ -245,10 +245,10 @@ def test_a_log_and_a_checkpoint_bring_the_request_back() -> None:
     for event in world.log:
         step(again, decode(msgspec.json.encode(event)))
     assert again.tasks == world.state.tasks
-    assert again.asked == {task}
+    assert again.preempting == {task}
     saved, _ = checkpoint(world.state, 1)
     loaded = msgspec.json.decode(msgspec.json.encode(saved), type=type(saved))
-    assert restore(world.state.rules, world.state.policy, loaded).asked == {task}
+    assert restore(world.state.rules, world.state.policy, loaded).preempting == {task}
 
 
 def test_statuses_of_an_older_version_are_read() -> None:

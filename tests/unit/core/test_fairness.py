@@ -11,8 +11,9 @@ from carma.core.model.settings import FairnessRules, QueueRules, Rules, WarmUp
 from carma.core.model.values import GpuId, Owner, TaskId
 from carma.core.policies import exclusive, magm
 from carma.core.ports import Checkpoint
+from carma.core.scheduling.explanation import explain, try_now
 from carma.core.scheduling.fairness import CARD
-from carma.core.scheduling.queue_order import explain, in_order, try_now
+from carma.core.scheduling.queue_order import queued_ids
 from carma.core.state import State
 from carma.core.state_checkpoint import checkpoint, restore
 from carma.testing.builders import ALICE, BOB, World, gpu
@@ -47,7 +48,7 @@ def hold(world: World, owner: Owner, hours: float, mib: int = 40_960) -> None:
 
 
 def line(world: World) -> list[TaskId]:
-    return list(in_order(world.state, world.now))
+    return list(queued_ids(world.state, world.now))
 
 
 # -- accounts ---------------------------------------------------------------------------------------------------------
@@ -149,7 +150,7 @@ def test_a_restart_keeps_the_accounts_and_the_order() -> None:
     stored = msgspec.json.decode(msgspec.json.encode(saved), type=Checkpoint)
     again = restore(made.state.rules, made.state.policy, stored)
     assert not validate(again)
-    assert list(in_order(again, made.now)) == line(made)
+    assert list(queued_ids(again, made.now)) == line(made)
     for kept, one in zip(again.accounts.kept(made.now), made.state.accounts.kept(made.now), strict=True):
         assert (kept.uid, kept.name) == (one.uid, one.name)
         assert kept.memory_h == pytest.approx(one.memory_h)
@@ -172,7 +173,7 @@ def test_a_replay_of_the_log_gives_the_same_order() -> None:
     again = State(made.state.rules, made.state.policy)
     for event in made.log:
         step(again, event)
-    assert list(in_order(again, made.now)) == line(made)
+    assert list(queued_ids(again, made.now)) == line(made)
     assert again.accounts.kept(made.now) == made.state.accounts.kept(made.now)
 
 

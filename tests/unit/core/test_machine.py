@@ -44,8 +44,8 @@ from carma.core.model.values import (
     TaskSpec,
 )
 from carma.core.policies import exclusive
-from carma.core.scheduling.queue_order import explain
-from carma.core.scheduling.scheduling_pass import Waiting
+from carma.core.scheduling.eligibility import Waiting
+from carma.core.scheduling.explanation import explain
 from carma.core.state import InvalidEvent, State
 from carma.core.state_checkpoint import checkpoint
 from carma.testing.builders import ALICE, World, gpu

@@ -11,7 +11,7 @@ from carma.core.model.settings import Sharing
 from carma.core.model.values import Alone, AttemptKey, Demand
 from carma.core.policies import first_fit, goodput
 from carma.core.scheduling.decision import Ask
-from carma.core.scheduling.scheduling_pass import ask_of
+from carma.core.scheduling.eligibility import ask_of
 from carma.core.scheduling.sharing_model import progress_rates
 from carma.core.state_checkpoint import adopt, checkpoint, restore
 from carma.core.telemetry import pace

@@ -9,7 +9,7 @@ from carma.core.model.events import TaskEstimated, TaskSubmitted
 from carma.core.model.outcome import Failed, Outcome, OutOfMemory
 from carma.core.model.values import Booking, Estimate, NoEstimate, TaskId, TaskSpec
 from carma.core.ports import PastRun
-from carma.core.scheduling.queue_order import ask_of
+from carma.core.scheduling.eligibility import ask_of
 from carma.daemon import found_attempts as finder
 from carma.testing.builders import ALICE, World
 

@@ -10,9 +10,9 @@ from carma.core.model.settings import Gate, PlacementRules, Rules, WarmUp
 from carma.core.model.values import GpuId
 from carma.core.policies import best_fit, exclusive, first_fit, lug, magm, round_robin
 from carma.core.scheduling.decision import Ask, Part
+from carma.core.scheduling.explanation import explain
 from carma.core.scheduling.gpu_view import GpuView
 from carma.core.scheduling.policy import Policy, Rank, Ranked
-from carma.core.scheduling.queue_order import explain
 from carma.testing.builders import World
 
 EVERY = (exclusive.POLICY, round_robin.POLICY, first_fit.POLICY, best_fit.POLICY, magm.POLICY, lug.POLICY)

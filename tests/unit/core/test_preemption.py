@@ -14,10 +14,10 @@ from carma.core.model.status import Running
 from carma.core.model.values import GpuId, SaveSignal, TaskId
 from carma.core.policies import exclusive, magm
 from carma.core.preemption import asked_to_move
+from carma.core.scheduling.explanation import explain
 from carma.core.scheduling.gpu_view import GpuView
 from carma.core.scheduling.placement import Policy
 from carma.core.scheduling.policy import Move
-from carma.core.scheduling.queue_order import explain
 from carma.testing.builders import World
 
 SAVES = SaveSignal(10, 30.0)

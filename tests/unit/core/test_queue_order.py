@@ -12,16 +12,9 @@ from carma.core.model.status import Queued
 from carma.core.model.task import Task
 from carma.core.model.values import ArrayPlace, Dependency, Estimate, GpuId, TaskId, TaskSpec
 from carma.core.policies import exclusive
-from carma.core.scheduling.queue_order import (
-    KEPT_VERDICTS,
-    PLACED_AT_ONCE,
-    ask_of,
-    explain,
-    schedule,
-    try_now,
-    waiting,
-)
-from carma.core.scheduling.scheduling_pass import Waiting
+from carma.core.scheduling.eligibility import Waiting, ask_of
+from carma.core.scheduling.explanation import explain, try_now, waiting
+from carma.core.scheduling.scheduling_pass import LOGGED_VERDICTS, MAX_PLACEMENTS, schedule
 from carma.testing.builders import ALICE, World
 
 OPEN = Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False), placement=PlacementRules(tasks_per_gpu=100))
@@ -256,7 +249,7 @@ def test_on_a_large_server_the_log_keeps_the_chosen_gpus_and_some_of_the_others(
     world = World([8_192] * 39 + [40_960])
     task = world.submit(10_000)
     world.settle()
-    assert len(world.task(task).attempts[-1].verdicts) == KEPT_VERDICTS
+    assert len(world.task(task).attempts[-1].verdicts) == LOGGED_VERDICTS
     decision = explain(world.state, task, world.now)
     assert len(decision.verdicts) == 40
     assert [verdict.gpu for verdict in decision.verdicts if verdict.chosen] == ["GPU-39"]
@@ -316,8 +309,8 @@ def test_a_server_without_gpus_says_so() -> None:
 
 def test_one_pass_is_bounded_and_the_next_goes_on() -> None:
     world = World(1, rules=OPEN)
-    tasks = [world.submit(10) for _ in range(PLACED_AT_ONCE + 20)]
-    assert len(schedule(world.state, world.now)) == PLACED_AT_ONCE
+    tasks = [world.submit(10) for _ in range(MAX_PLACEMENTS + 20)]
+    assert len(schedule(world.state, world.now)) == MAX_PLACEMENTS
     world.settle()
     assert all(world.placed(task) for task in tasks)
 

@@ -11,9 +11,9 @@ from carma.config import settings_of
 from carma.core.model.settings import FairnessRules, QuotaRules, Rules, WarmUp
 from carma.core.model.values import TaskId
 from carma.core.policies import exclusive
+from carma.core.scheduling.explanation import explain
 from carma.core.scheduling.fairness import Held
-from carma.core.scheduling.queue_order import explain
-from carma.core.scheduling.quota import Limits, limits_of, reached
+from carma.core.scheduling.quota import Limits, limits_of, quota_stop
 from carma.testing.builders import BOB, World
 from carma.wire.api_types import ArrayAsk
 from tests.unit.daemon.api_server import ALICE as ALICE_UID
@@ -66,7 +66,7 @@ def test_every_user_has_a_limit_of_waiting_tasks(waiting: dict[str, int], anna: 
     ],
 )
 def test_the_sentence_has_the_numbers(limits: Limits, held: Held, wanted: Held, sentence: str | None) -> None:
-    stop = reached(limits, "anna", held, wanted, total_mib=40_960)
+    stop = quota_stop(limits, "anna", held, wanted, total_mib=40_960)
     assert (None if stop is None else stop.sentence) == sentence
 
 

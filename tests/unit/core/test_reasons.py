@@ -7,8 +7,8 @@ from carma.core.model.outcome import NeverFits
 from carma.core.model.settings import Memory, QueueRules, Rules
 from carma.core.model.values import GpuId, TaskId
 from carma.core.policies import exclusive
-from carma.core.scheduling.queue_order import explain
-from carma.core.scheduling.scheduling_pass import Waiting
+from carma.core.scheduling.eligibility import Waiting
+from carma.core.scheduling.explanation import explain
 from carma.testing.builders import World
 
 

@@ -7,9 +7,9 @@ import pytest
 from carma.core.model.events import GpuDrained, TaskPlaced
 from carma.core.model.settings import Gate, PlacementRules, QueueRules, Rules, WarmUp
 from carma.core.model.values import GpuId, TaskId
-from carma.core.scheduling.queue_order import waiting
+from carma.core.scheduling.eligibility import ask_of
+from carma.core.scheduling.explanation import waiting
 from carma.core.scheduling.reservation import reserve
-from carma.core.scheduling.scheduling_pass import ask_of
 from carma.core.scheduling.snapshot import views
 from carma.core.scheduling.verdicts import candidate_of
 from carma.testing.builders import World

@@ -44,8 +44,8 @@ def test_a_checkpoint_goes_through_json_and_gives_the_same_state() -> None:
     assert validate(again) == []
     forget(world.state, leaving)
     assert again.tasks == world.state.tasks
-    assert (again.line, again.active, again.between_attempts) == (
-        world.state.line,
+    assert (again.queue, again.active, again.between_attempts) == (
+        world.state.queue,
         world.state.active,
         world.state.between_attempts,
     )
@@ -54,7 +54,7 @@ def test_a_checkpoint_goes_through_json_and_gives_the_same_state() -> None:
         world.state.last_gpu,
         world.state.overtaken,
     )
-    assert (again.waiting_for, again.in_array) == (world.state.waiting_for, world.state.in_array)
+    assert (again.dependents, again.active_in_array) == (world.state.dependents, world.state.active_in_array)
     assert saved.sequence == 41
     assert checkpoint(again, 41) == (saved, ())
 

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from carma.core.model.settings import QueueRules, Rules
 from carma.core.model.values import TaskId
 from carma.core.policies import exclusive
+from carma.core.scheduling.explanation import explain, waiting
 from carma.core.scheduling.policy import Waits
-from carma.core.scheduling.queue_order import explain, in_order, waiting
+from carma.core.scheduling.queue_order import queued_ids
 from carma.testing.builders import World
 
 RUNS, OLDEST, LONG, NEWEST = (TaskId(number) for number in (1, 2, 3, 4))
@@ -35,7 +36,7 @@ def full(overtakes: int = 8) -> World:
 
 
 def line(world: World) -> list[TaskId]:
-    return list(in_order(world.state, world.now))
+    return list(queued_ids(world.state, world.now))
 
 
 def test_the_line_is_listed_in_the_order_in_which_turns_come() -> None:

@@ -37,7 +37,7 @@ from carma.core.model.values import (
 )
 from carma.core.policies.magm import POLICY
 from carma.core.propose import propose
-from carma.core.scheduling.queue_order import explain, waiting
+from carma.core.scheduling.explanation import explain, waiting
 from carma.core.scheduling.verdict_cache import VerdictCache
 from carma.core.state import State
 from carma.demo.figures import percentile
@@ -148,8 +148,8 @@ def loaded_state(
     for _ in range(sampled[0]):
         at += sampled[1]
         step(state, e.GpusSampled(at, tuple(_sample(gpu, at, keys[gpu.id]) for gpu in found)))
-    while len(state.line) < QUEUED:
-        _queue(state, at, gpus=1, memory_mib=1024 + len(state.line), user=len(state.line) % users)
+    while len(state.queue) < QUEUED:
+        _queue(state, at, gpus=1, memory_mib=1024 + len(state.queue), user=len(state.queue) % users)
     for event in propose(state, at):  # the peaks of the running tasks, once
         step(state, event)
     return state, at

@@ -88,7 +88,13 @@ class Simulation:
         self._arrived = 0  # tasks
         self._idle = 0  # heartbeats in which nobody ran and nobody was to come
         self.runs: list[result.TaskRun] = []
-        self._course = Course(boards, lambda: (len(self.state.active), len(self.state.line))) if setup.watched else None
+        self._course = (
+            Course(boards, lambda: (len(self.state.active), len(self.state.queue))) if setup.watched else None
+        )
+
+    def _task_counts(self) -> tuple[int, int]:
+        """Running and queued tasks."""
+        return len(self.state.active), len(self.state.queue)
 
     @property
     def course(self) -> tuple[Point, ...]:
@@ -126,7 +132,7 @@ class Simulation:
             elif self._no_task_waits:
                 continue  # nothing has happened that the core would know of
             yield from self._decided()
-            if self.state.line or self.state.between_attempts:
+            if self.state.queue or self.state.between_attempts:
                 self._wake_later()
         yield from self._report_samples()
         if self._course is not None:
@@ -140,7 +146,7 @@ class Simulation:
     @property
     def _no_task_waits(self) -> bool:
         """Then samples change nothing, and are kept until the next other event."""
-        return self._defers_samples and not self.state.line and not self.state.between_attempts
+        return self._defers_samples and not self.state.queue and not self.state.between_attempts
 
     def _report_samples(self) -> Iterator[e.AnyEvent]:
         """Passes the samples that were kept, before any other event."""

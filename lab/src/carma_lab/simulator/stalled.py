@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from carma.core.model.events import AnyEvent
 from carma.core.model.units import show_count
-from carma.core.scheduling.queue_order import in_order, waiting
+from carma.core.scheduling.explanation import waiting
+from carma.core.scheduling.queue_order import queued_ids
 from carma.core.state import State
 from carma.errors import Refused
 
@@ -33,7 +34,7 @@ NAMED = 5  # tasks
 
 def stalled(state: State, now: float) -> Refused:
     """Nobody runs, all have arrived, and the line is not empty: the reason is that of the first in it."""
-    line = list(in_order(state, now))
+    line = list(queued_ids(state, now))
     named = ", ".join(map(str, line[:NAMED])) + (", …" if len(line) > NAMED else "")
     count = f"{show_count(len(line), 'task')} {'waits' if len(line) == 1 else 'wait'} ({named})"
     reason = waiting(state, now, line[:1])[line[0]]

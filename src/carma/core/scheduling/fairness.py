@@ -176,9 +176,9 @@ class Accounts:
         if account is None:
             return 0.0
         had = self.rules.memory_weight * account.memory_h + self.rules.sm_weight * account.sm_h
-        return had / self.share_of(account.name) + self.ahead(account.name, account.held.cards)
+        return had / self.share_of(account.name) + self.level_of_held(account.name, account.held.cards)
 
-    def ahead(self, name: str, cards: int) -> float:
+    def level_of_held(self, name: str, cards: int) -> float:
         """What holding so much of cards adds to a user's level."""
         return self._weight * self._ahead_h * cards / CARD / self.share_of(name)
 

@@ -1,220 +1,130 @@
-"""Why tasks wait. `explain`, `waiting` and `try_now` run the same scheduling pass as `schedule` and read its reasons,
-so what is shown is what happens.
+"""The order of the queue: by priority and age, or with fair shares by the users' levels (fair_order.py).
+
+A policy may put urgent tasks first (`Policy.urgent`). No task goes before one of a higher priority, and no task is
+overtaken for ever: once the first in the queue was overtaken by `queue.overtakes` tasks, the order is that of age until
+it starts.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
 
-from msgspec.structs import replace
-
-from carma.core.model.outcome import describe
-from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Running, Starting
 from carma.core.model.task import Task
-from carma.core.model.units import show_s
-from carma.core.model.values import Gpu, TaskId
-from carma.core.preemption import asked_for
-from carma.core.scheduling.decision import Decision, Refusal, Verdict
-from carma.core.scheduling.placement import choose
-from carma.core.scheduling.reasons import Choice, conclude, short_sentence
-from carma.core.scheduling.scheduling_pass import (
-    KEPT_VERDICTS,
-    PLACED_AT_ONCE,
-    Due,
-    Pass,
-    Waiting,
-    ask_of,
-    newcomer_turn,
-    not_yet,
-    schedule,
-    turns,
-    whole_line,
-)
-from carma.core.scheduling.urgency import ordered, out_of_turn
-from carma.core.state import SERVER, State
-
-__all__ = [
-    "KEPT_VERDICTS",
-    "PLACED_AT_ONCE",
-    "Waiting",
-    "ask_of",
-    "explain",
-    "in_order",
-    "not_yet",
-    "schedule",
-    "try_now",
-    "waiting",
-]
+from carma.core.model.values import TaskId
+from carma.core.scheduling.eligibility import Eligibility
+from carma.core.scheduling.fair_order import FairOrder, QueueKey
+from carma.core.scheduling.policy import Waits
+from carma.core.state import State
 
 
-def waiting(state: State, now: float, ids: Collection[TaskId] | None = None) -> dict[TaskId, Waiting]:
-    """Why each of those tasks is not running (all that wait, if none are named)."""
-    wanted = [state.tasks[task_id] for task_id in ids if task_id in state.tasks] if ids is not None else None
-    if wanted is None:
-        wanted = [task for task in state.tasks.values() if not isinstance(task.status, Finished | Starting | Running)]
-    found: dict[TaskId, Waiting] = {}
-    in_line: set[TaskId] = set()
-    for task in wanted:
-        plain = _plain_reason(task, state, now)
-        if plain is not None:
-            found[task.id] = plain
-        elif isinstance(task.status, Queued):
-            in_line.add(task.id)
-    if in_line:
-        found.update(_reasons_in_line(state, now, in_line))
-    return found
+class UrgentOrder:
+    """The keys of the queue, of which the first `urgent` go before their time; `first` is the first by age."""
+
+    __slots__ = ("first", "keys", "urgent")
+
+    def __init__(self, keys: list[QueueKey], urgent: int = 0, first: TaskId | None = None) -> None:
+        self.keys = keys
+        self.urgent = urgent
+        self.first = first
+
+    def overtaken_by(self, place: int) -> TaskId | None:
+        """The task before which the one at that place goes."""
+        return self.first if place < self.urgent and self.keys[place][2] != self.first else None
 
 
-def _plain_reason(task: Task, state: State, now: float) -> Waiting | None:
-    match task.status:
-        case Estimating():
-            return Waiting("Estimating", "its memory is being estimated")
-        case Ended():
-            return Waiting("Recovery", "its attempt has just ended; whether it is retried is being decided")
-        case Recovering(until=until):
-            assert task.plan is not None
-            return Waiting("Recovery", f"back in the queue in {show_s(until - now)}: {task.plan.reason}")
-        case Queued():
-            return not_yet(task, state, now)
-        case _:
-            return None
+def urgent_first(state: State, keys: list[QueueKey], now: float) -> UrgentOrder:
+    urgent, rules = state.policy.urgent, state.rules.queue
+    if urgent is None or len(keys) < 2 or state.overtaken.get(keys[0][2], 0) >= rules.overtakes:
+        return UrgentOrder(keys)
+    window = [key for key in keys[: rules.backfill_depth] if key[:2] == keys[0][:2]]
+    waiting = [_waits(state, key[2]) for key in window]
+    if not any(waits.alone_s is not None for waits in waiting):
+        return UrgentOrder(keys)
+    if not urgent(waiting, 0.0, len(state.gpus)):  # the more running tasks still have to do, the fewer are urgent
+        return UrgentOrder(keys)
+    first = [window[place] for place in urgent(waiting, _running_s(state, now), len(state.gpus))]
+    taken = set(first)
+    return UrgentOrder([*first, *(key for key in keys if key not in taken)], len(first), keys[0][2] if first else None)
 
 
-def _reasons_in_line(state: State, now: float, ids: set[TaskId]) -> dict[TaskId, Waiting]:
-    walk = Pass(state, now)
-    order = out_of_turn(state, now)
-    found: dict[TaskId, Waiting] = {}
-    head: TaskId | None = None
-    for task in turns(state, now, walk):
-        choice = walk.consider(task)
-        start_at = None
-        reservation = walk.reservation
-        if reservation is not None and reservation.ask.task == task.id:
-            head, start_at = task.id, reservation.start_at
-        if task.id in ids:
-            found[task.id] = _waiting(choice, start_at, now, _besides(state, task.id, now, order))
-    for place, task_id in enumerate(in_order(state, now)):
-        if task_id in ids and task_id not in found:
-            stop = walk.stop_of(state.tasks[task_id])
-            if stop is not None:
-                found[task_id] = stop
-                continue
-            front = f"; task {head} waits for a GPU first" if head is not None else ""
-            front += f"; {order[task_id]}" if task_id in order else ""
-            found[task_id] = _drained(state) or Waiting("Priority", f"{_before(place)} before it in the queue{front}")
-    return found
+def overtaking(state: State, now: float) -> dict[TaskId, str]:
+    """A phrase for each task that the policy puts first, and for the task before which they go."""
+    if state.policy.urgent is None or state.fair_queue is not None:
+        return {}
+    order = urgent_first(state, state.queue, now)
+    ahead = [key[2] for key in order.keys[: order.urgent]]
+    if not ahead or order.first is None or ahead[0] == order.first:
+        return {}
+    lets = f"policy {state.policy.name} lets"
+    return {**dict.fromkeys(ahead, f"{lets} it go first"), order.first: f"{lets} task {ahead[0]} go first"}
 
 
-def _waiting(choice: Choice, start_at: float | None, now: float, besides: str) -> Waiting:
-    code, sentence = short_sentence(choice)
-    if choice.chosen:
-        return Waiting("Starting", sentence)
-    if besides:
-        sentence = f"{sentence}; {besides}"
-    if start_at is None:
-        return Waiting(code, sentence)
-    return Waiting(code, f"{sentence}; should start in {show_s(start_at - now)}", start_at)
+def _waits(state: State, task_id: TaskId) -> Waits:
+    task = state.tasks.get(task_id)
+    if task is None:  # a task that is only tried
+        return Waits(1, None)
+    return Waits(task.spec.gpus, task.estimate.runtime_s if task.estimate is not None else None)
 
 
-def explain(state: State, task_id: TaskId, now: float) -> Decision:
-    """The decision for that task as it would be taken now, with all that stands before it; or why none is due."""
-    task = state.tasks[task_id]
-    match task.status:
-        case Starting() | Running():
-            return _as_placed(state, task)
-        case Finished(at=at, outcome=outcome):
-            placed = _as_placed(state, task) if task.attempts else _never_placed(state, task)
-            return replace(placed, at=at, placement=None, reason=describe(outcome), code="Finished")
-        case _:
-            pass
-    walk = Pass(state, now, explain=task_id)
-    for other in turns(state, now, walk):
-        choice = walk.consider(other)
-        if other.id == task_id:
-            return _told(
-                conclude(choice, state.policy.name, now), _besides(state, task_id, now, out_of_turn(state, now))
-            )
-    blocked = waiting(state, now, [task_id])[task_id]
-    return _blocked(walk, task, blocked)
+def _running_s(state: State, now: float) -> float:
+    """GPU seconds that the running tasks would still need alone."""
+    total_s, assumed_s = 0.0, state.rules.queue.assumed_runtime_s
+    for key in state.active.values():
+        track = state.tracks[key]
+        left_s = (assumed_s if track.alone_s is None else track.alone_s) - track.done_by(now)
+        total_s += max(0.0, left_s) * len(track.on)
+    return total_s
 
 
-def _told(decision: Decision, besides: str) -> Decision:
-    if not besides or decision.placement is not None:
-        return decision
-    return replace(decision, reason=f"{decision.reason}; {besides}")
+def key_of_new(state: State, task: Task) -> QueueKey:
+    """Of a task that is not in the queue yet: behind all of its priority."""
+    return (1, -task.spec.priority, TaskId(max(state.tasks, default=0) + 1))
 
 
-def _besides(state: State, task_id: TaskId, now: float, order: Mapping[TaskId, str]) -> str:
-    """What does not stand in the decision: who goes before whom by the policy, whom CARMA asked to make room."""
-    return "; ".join(phrase for phrase in (order.get(task_id), asked_for(state, task_id, now)) if phrase)
+def queued_tasks(
+    state: State, now: float, eligibility: Eligibility, extra: Task | None = None, *, skip_stopped: bool = False
+) -> Iterator[tuple[Task, bool]]:
+    """Every queued task in order, with whether it may start. `extra`: a task that is not in the queue yet.
+
+    `skip_stopped`: with fair shares, leave out the tasks behind one that has reached its user's quota.
+    """
+    keys, tasks, fair = state.queue, state.tasks, state.fair_queue
+    if extra is not None:
+        key = key_of_new(state, extra)
+        tasks = {**tasks, key[2]: extra}
+        if fair is None:
+            keys = keys.copy()
+            insort(keys, key)
+        else:
+            fair = fair.with_one_more(key, extra.owner.uid, state.accounts.level(extra.owner.uid))
+    if fair is None:
+        order = urgent_first(state, keys, now)
+        for place, (_, _, task_id) in enumerate(order.keys):
+            eligibility.overtaken = order.overtaken_by(place)
+            yield tasks[task_id], eligibility.may_start(tasks[task_id], now)
+        return
+    by_level = FairOrder(fair, lambda task_id: eligibility.cost(tasks[task_id]))
+    for _, _, task_id in by_level:
+        task = tasks[task_id]
+        may_start = eligibility.may_start(task, now)
+        if not may_start:
+            by_level.passed_over()
+            if skip_stopped and eligibility.quota.has_stopped(task.owner):
+                by_level.leave_out(task.owner.uid)
+        yield task, may_start
 
 
-def _blocked(walk: Pass, task: Task, blocked: Waiting) -> Decision:
-    """What the GPUs say to a task whose turn it is not; none is chosen, whatever they say."""
-    state = walk.state
-    ask = ask_of(task, state)
-    idle_first = state.rules.placement.idle_first
-    choice = choose(ask, walk.candidates, state.policy, walk.last_gpu, idle_first=idle_first, rank_all=True)
-    seen = conclude(choice, state.policy.name, walk.now)
-    verdicts = tuple(replace(verdict, chosen=False) for verdict in seen.verdicts)
-    return replace(seen, verdicts=verdicts, placement=None, reason=blocked.sentence, code=blocked.code)
+def queued_ids(state: State, now: float) -> Iterable[TaskId]:
+    """The whole queue in order."""
+    if state.fair_queue is None:
+        return [task_id for _, _, task_id in urgent_first(state, state.queue, now).keys]
+    return (task.id for task, _ in queued_tasks(state, now, Eligibility(state)))
 
 
-def _in_order(state: State) -> list[Gpu]:
-    return sorted(state.gpus.values(), key=lambda gpu: gpu.index)
-
-
-def _as_placed(state: State, task: Task) -> Decision:
-    """The newest attempt's decision as it was taken; the log keeps a bounded number of GPUs of it."""
-    attempt = task.attempts[-1]
-    kept = {verdict.gpu: verdict for verdict in attempt.verdicts}
-    other = Refusal("NotChosen", "another GPU was chosen")
-    verdicts = tuple(kept.get(gpu.id) or Verdict(gpu.id, other) for gpu in _in_order(state))
-    return Decision(task.id, attempt.placed_at, state.policy.name, verdicts, attempt.placement, attempt.decision)
-
-
-def _never_placed(state: State, task: Task) -> Decision:
-    over = Refusal("Finished", "the task ended before a GPU was chosen")
-    verdicts = tuple(Verdict(gpu.id, over) for gpu in _in_order(state))
-    return Decision(task.id, task.submitted_at, state.policy.name, verdicts, None, "")
-
-
-def try_now(state: State, task: Task, now: float) -> Decision:
-    """What would become of a task that is not in the queue yet, in its turn: behind all of its priority."""
-    walk = Pass(state, now, explain=task.id)
-    for other in turns(state, now, walk, task):
-        choice = walk.consider(other)
-        if other is task:
-            return conclude(choice, state.policy.name, now)
-    blocked = not_yet(task, state, now)
-    before = _place_of(state, task, now)
-    turn_later = _drained(state) or Waiting("Priority", f"{_before(before)} before it in the queue")
-    return _blocked(walk, task, blocked or turn_later)
-
-
-def in_order(state: State, now: float) -> Iterable[TaskId]:
-    """All of the line, in the order of their turns."""
-    if state.lanes is None:
-        return [task_id for _, _, task_id in ordered(state, state.line, now).line]
-    return (task.id for task, _ in whole_line(state, now, Due(state)))
-
-
-def _place_of(state: State, newcomer: Task, now: float) -> int:
-    """How many are before one that is not in the queue yet."""
-    if state.lanes is None:
-        return bisect_left(state.line, newcomer_turn(state, newcomer))
-    line = enumerate(whole_line(state, now, Due(state), newcomer))
-    return next(place for place, (task, _) in line if task is newcomer)
-
-
-def _drained(state: State) -> Waiting | None:
-    """For those whose turn has not come: that nothing starts at all matters more than who is before them."""
-    reason = state.drained.get(SERVER)
-    if reason is not None:
-        return Waiting("Drained", "the server is drained" + (f": {reason}" if reason else ""))
-    return Waiting("Drained", "every GPU is drained") if state.gpus.keys() <= state.drained.keys() else None
-
-
-def _before(count: int) -> str:
-    return "1 task is" if count == 1 else f"{count} tasks are"
+def tasks_before(state: State, task: Task, now: float) -> int:
+    """How many queued tasks are before one that is not in the queue yet."""
+    if state.fair_queue is None:
+        return bisect_left(state.queue, key_of_new(state, task))
+    queue = enumerate(queued_tasks(state, now, Eligibility(state), task))
+    return next(place for place, (found, _) in queue if found is task)

@@ -48,7 +48,7 @@ class Stop(NamedTuple):
     for_good: bool = False  # it alone is more than the user may have, but another task may not be
 
 
-def reached(limits: Limits, name: str, held: Held, wanted: Held, total_mib: int) -> Stop | None:
+def quota_stop(limits: Limits, name: str, held: Held, wanted: Held, total_mib: int) -> Stop | None:
     """What keeps a user who holds so much from having that on top."""
     if limits.running is not None and held.tasks + wanted.tasks > limits.running:
         return Stop(f"user {name} runs {held.tasks} of {show_count(limits.running, 'task')}")
@@ -69,8 +69,8 @@ def reached(limits: Limits, name: str, held: Held, wanted: Held, total_mib: int)
     )
 
 
-class Tally:
-    """One walk along the line: what it has given to users on top of what they hold, and whom it has stopped."""
+class PassQuota:
+    """The quotas in one pass: what the pass has given to users on top of what they hold, and whom it has stopped."""
 
     def __init__(self, rules: QuotaRules, accounts: Accounts, total_mib: int) -> None:
         self._rules = rules
@@ -95,7 +95,7 @@ class Tally:
         if limits[:3] == _NOT_LIMITED:
             return None
         held = self._accounts.held(owner.uid).plus(self._given.get(owner.uid, NONE_HELD))
-        stop = reached(limits, owner.name, held, wanted(), self._total_mib)
+        stop = quota_stop(limits, owner.name, held, wanted(), self._total_mib)
         if stop is None:
             return None
         if not stop.for_good:
@@ -106,5 +106,5 @@ class Tally:
         """Then it stops all of the user's that are still to come."""
         return owner.uid in self._stopped
 
-    def gave(self, owner: Owner, held: Held) -> None:
+    def add(self, owner: Owner, held: Held) -> None:
         self._given[owner.uid] = self._given.get(owner.uid, NONE_HELD).plus(held)

@@ -25,8 +25,8 @@ from carma.core.model.status import Finished, Status, state_name
 from carma.core.model.task import Task
 from carma.core.model.units import show_count
 from carma.core.model.values import TaskId
-from carma.core.scheduling.queue_order import in_order
-from carma.core.state import SERVER, State, turn
+from carma.core.scheduling.queue_order import queued_ids
+from carma.core.state import SERVER, State, queue_key
 from carma.daemon.api.actions import Actions, CheckFiles, look_up_own
 from carma.daemon.api.event_stream import server_sent_events
 from carma.daemon.api.history import History
@@ -180,15 +180,15 @@ class Api:
             and (wanted is None or wanted in (state_name(task.status), code_of(task.status).lower()))
         ]
         positions = self._queue_positions()
-        live.sort(key=lambda task: (task.id not in state.active, positions.get(task.id, 0), turn(task)))
+        live.sort(key=lambda task: (task.id not in state.active, positions.get(task.id, 0), queue_key(task)))
         return await self._views(live[: call.query.get("limit", _DEFAULT_LIMIT)], call.who)
 
     def _queue_positions(self) -> dict[TaskId, int]:
         """Where users take turns or the policy has an order of its own; otherwise `turn` gives the order."""
         state = self._shell.state
-        if state.lanes is None and state.policy.urgent is None:
+        if state.fair_queue is None and state.policy.urgent is None:
             return {}
-        queue = list(in_order(state, self._shell.clock.now()))
+        queue = list(queued_ids(state, self._shell.clock.now()))
         return {task_id: position - len(queue) for position, task_id in enumerate(queue)}
 
     async def history(self, call: Call) -> Response:

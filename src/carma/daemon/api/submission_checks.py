@@ -22,7 +22,8 @@ from carma.core.model.task import Task
 from carma.core.model.units import show_count
 from carma.core.model.values import ArrayPlace, Dependency, Estimate, Owner, SaveSignal, TaskId, TaskSpec
 from carma.core.scheduling.decision import Decision
-from carma.core.scheduling.queue_order import not_yet, try_now
+from carma.core.scheduling.eligibility import why_not_eligible
+from carma.core.scheduling.explanation import try_now
 from carma.core.scheduling.quota import limits_of
 from carma.core.state import State
 from carma.daemon.auth import Identity
@@ -282,7 +283,7 @@ def as_task(spec: TaskSpec, who: Identity, estimate: Estimate | None, *, held: b
 def decide_now(state: State, task: Task, now: float) -> Decision:
     """The decision about the task now. A condition that it waits for comes before any GPU."""
     decision = try_now(state, task, now)
-    blocked = not_yet(task, state, now)
+    blocked = why_not_eligible(task, state, now)
     if blocked is None:
         return decision
     return Decision(task.id, now, decision.policy, decision.verdicts, None, blocked.sentence, blocked.code)

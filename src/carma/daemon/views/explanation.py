@@ -6,7 +6,8 @@ from carma.core.model.status import Finished, Running, Starting
 from carma.core.model.task import Attempt, Task
 from carma.core.model.values import Gpu, GpuId
 from carma.core.scheduling.decision import Decision, Refusal, Verdict
-from carma.core.scheduling.queue_order import ask_of, explain
+from carma.core.scheduling.eligibility import ask_of
+from carma.core.scheduling.explanation import explain
 from carma.core.state import State
 from carma.daemon.views.task_views import ViewContext, task_views
 from carma.wire import api_types as t

@@ -14,7 +14,8 @@ from carma.core.model import status as s
 from carma.core.model.task import Attempt, Task
 from carma.core.model.units import show_s
 from carma.core.model.values import AttemptKey, Estimate, GpuId, TaskId, TaskSpec
-from carma.core.scheduling.queue_order import Waiting, ask_of, waiting
+from carma.core.scheduling.eligibility import Waiting, ask_of
+from carma.core.scheduling.explanation import waiting
 from carma.core.state import State
 from carma.daemon.auth import Identity
 from carma.daemon.views.story import without_words
