@@ -44,9 +44,7 @@ class ConfinementRecords:
         self._device_files = device_files
         self._records: dict[AttemptKey, SharingRecord | None] = {}  # of attempts that are launched or run
         self._judged: dict[AttemptKey, int] = {}  # number of losses of its MPS that were considered
-        self._clients: set[AttemptKey] = (
-            set()
-        )  # of servers without a control daemon; checked once
+        self._clients: set[AttemptKey] = set()  # of servers without a control daemon; checked once
 
     def arrange(self, order: LaunchOrder) -> Arranged:
         """Decide and record. Raises Refused as `Confiner.arrange` does, and OSError."""

@@ -38,9 +38,7 @@ _BRANCH = re.compile(r"branch\w*|downsample\w*|shortcut\w*|skip\w*|conv_(1x1|kxk
 _CHOOSES = re.compile(r"SelectiveKernelAttn")
 _ATTENDS = re.compile(r"\w*(Attention|Attn)\w*")
 _ATTENTION_DROPOUT = re.compile(r"attn_drop\w*|attention_dropout")
-_SIDE_HEAD = (
-    "InceptionAux"  # of torchvision: it takes the output of an earlier block, and is trained beside the last one
-)
+_SIDE_HEAD = "InceptionAux"  # of torchvision: it takes an earlier block's output, and is trained beside the last one
 _DISTANCES = "relative_attention_bias"
 _OF_T5 = re.compile(r"\w*T5Dense(Gated)?ActDense")
 _QUERIES = 4  # of Hiera, two by two, become one
@@ -104,7 +102,7 @@ def _hands_nothing_on(kind: str) -> bool:
 
 
 def inner_activation(name: str, block: Block, now: Shape) -> Shape | None:
-    """Transformers print the activation of two linear layers after both; it is called between them. So is T5's dropout."""
+    """Transformers print the activation of two linear layers after both and call it between them. So is T5's dropout."""
     is_inner = name.startswith("act") or (name == "dropout" and _OF_T5.fullmatch(block.kind) is not None)
     if not is_inner or len(now) != 2 or block.kind == "Sequential":
         return None

@@ -84,7 +84,7 @@ def scales(kind: str) -> int:
 
 
 def is_bare_norm(kind: str, printed: Printed) -> bool:
-    """Whether it is a norm like T5's, which prints nothing and is as wide as the output of the linear layer before it."""
+    """Whether it is a norm like T5's, which prints nothing; it is as wide as the linear layer before it."""
     return not printed and kind.endswith("T5LayerNorm")
 
 

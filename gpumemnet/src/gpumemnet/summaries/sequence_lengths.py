@@ -96,7 +96,7 @@ class _Stretch:
             return (
                 *(self._wanted for _ in shape[:-1]),
                 shape[-1],
-            )  # of positions, or of distances of each word to each
+            )  # of positions or distances
         if shape[0] == self._batch * self._printed != self._batch:  # all words of the batch concatenated
             return (self._batch * self._wanted, *self._without(shape[1:], kind))
         if shape[0] not in (1, self._batch):

@@ -125,7 +125,7 @@ def _flat_row(line: str, number: int) -> _Row:
 
 
 def _is_block(row: _Row) -> bool:
-    """A module with modules inside: torchsummary prints it like a layer, so only known classes of torch are recognised."""
+    """A module with modules inside. torchsummary prints it like a layer, so only classes of torch are known."""
     return row.parameters == 0 and not is_plain(row.kind) and not is_recurrent(row.kind)
 
 

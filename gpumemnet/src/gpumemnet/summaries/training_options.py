@@ -1,4 +1,4 @@
-"""Adds what no summary contains of a training run: optimizer, precision, attention and others, as the user gave them."""
+"""Adds what no summary contains of a training run: optimizer, precision, attention, as given by the user."""
 
 from __future__ import annotations
 
