@@ -47,14 +47,18 @@ def test_the_default_reader(seen: list[Described], capsys: pytest.CaptureFixture
     assert (seen[0].parameters, seen[0].batch, seen[0].layers[0].output) == (55, 4, ())
 
 
-def test_without_it_somebody_is_to_be_named(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_summary_a_command_is_required(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "net.txt").write_text(TREE)
     assert estimating.READER not in world.says
     assert "--estimator" in complained(capsys, 2, "--gpu", "h200", "--summary", "net.txt")
 
 
 @pytest.mark.usefixtures("world")
-def test_what_is_usual_is_taken_and_told(seen: list[Described], capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_options_get_their_usual_value_with_a_remark(
+    seen: list[Described], capsys: pytest.CaptureFixture[str]
+) -> None:
     row = figures(capsys, "--gpu", "h200", "--summary", "net.txt")
     (model,) = seen
     assert (model.optimizer, model.optimizer_slots, model.dtype, model.autocast) == ("Adam", 2, "float32", "")
@@ -108,7 +112,7 @@ def test_attention_heads_and_the_memory_format(seen: list[Described], capsys: py
 
 
 @pytest.mark.parametrize("shape", ["7x10", "7,10", "7×10"])
-def test_an_input_tells_the_outputs(seen: list[Described], capsys: pytest.CaptureFixture[str], shape: str) -> None:
+def test_an_input_determines_the_outputs(seen: list[Described], capsys: pytest.CaptureFixture[str], shape: str) -> None:
     row = figures(capsys, "--gpu", "h200", "--summary", "net.txt", "--batch", "4", "--input", shape)
     assert seen[0].layers[0].output == (4, 7, 5)
     assert seen[0].input == (4, 7, 10)
@@ -164,7 +168,7 @@ def test_mistakes(seen: list[Described], capsys: pytest.CaptureFixture[str], wor
     assert seen == []
 
 
-def test_who_did_not_read_the_summary_says_nothing_of_it(
+def test_estimators_that_do_not_read_the_summary_have_none_of_its_remarks(
     world: World, seen: list[Described], capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = figures(capsys, "--gpu", "h200", "--compare", "--summary", "net.txt", "--", "sh")
@@ -206,7 +210,7 @@ def test_where_no_flag_helps_none_is_named(world: World, tmp_path: Path, capsys:
     assert "a torchinfo table does" not in said
 
 
-def test_what_a_summary_leaves_out_stands_beside_a_refusal_and_an_estimate(
+def test_gaps_of_a_summary_are_printed_with_a_refusal_and_an_estimate(
     world: World, seen: list[Described], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "cut.txt").write_text(CUT)

@@ -64,7 +64,7 @@ def test_the_verb_measures_and_sums_up(tmp_path: Path) -> None:
     assert {row["id"]: row["parameters"] for row in rows[1:] if row["steps"]} == {"a": 16, "b": 16}
 
 
-def test_what_it_is_told_goes_to_the_measuring(
+def test_options_are_passed_to_the_measuring_program(
     tmp_path: Path, options: collect.Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     straw(tmp_path, monkeypatch, "print(json.dumps(words), file=open(os.path.join(words[1], 'words'), 'w'))")
@@ -136,7 +136,7 @@ def test_a_row_of_another_config_with_the_same_id_does_not_count(tmp_path: Path)
     assert collect.Count(rows, dict.fromkeys("abc", "1"), activity=False).done == 2
 
 
-def test_the_commonest_errors_are_told_once_each(tmp_path: Path) -> None:
+def test_the_most_frequent_errors_are_counted(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     errors = ["RuntimeError: shape 12x7 [build.py:3]", "RuntimeError: shape 9x100 [build.py:3]", "B: x", "C: x", "D: x"]
     lines = [json.dumps({"id": str(place), "error": error}) for place, error in enumerate([*errors, "B: x"])]
@@ -183,7 +183,7 @@ def test_an_interrupt_ends_the_measuring(
         os.kill(int(ready.read_text()), 0)
 
 
-def test_mistakes_are_told_before_anything_is_run(tmp_path: Path, options: collect.Options) -> None:
+def test_wrong_options_are_errors_before_anything_is_run(tmp_path: Path, options: collect.Options) -> None:
     with pytest.raises(Usage, match="cannot be read"):
         collect.collect(collect.Options(configs=tmp_path / "none", out=tmp_path), sys.executable)
     (tmp_path / "empty").write_text("\n")
@@ -212,7 +212,7 @@ def test_configs_are_looked_at_before_torch_is_asked_for(tmp_path: Path, capsys:
     assert "none.jsonl cannot be read" in capsys.readouterr().err
 
 
-def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_with_the_file(tmp_path: Path) -> None:
     kept = rows.Rows(tmp_path, resume=True, activity=False)
     kept.file.close()
     full = r"rows\.jsonl cannot be written: No space left on device"

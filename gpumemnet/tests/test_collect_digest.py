@@ -50,7 +50,7 @@ def test_a_run_of_another_config_does_not_contradict(tmp_path: Path) -> None:
     assert not Cleaning().clean(rows, {"a": a})
 
 
-def test_the_digest_is_of_the_line_as_it_stands(tmp_path: Path) -> None:
+def test_the_digest_is_that_of_the_line_in_the_file(tmp_path: Path) -> None:
     """Spaces count: who measured had nothing but the line."""
     file = tmp_path / "configs.jsonl"
     spaced = json.dumps(json.loads(encode(config("a")))).encode()

@@ -18,7 +18,7 @@ def test_the_card_is_as_the_files_are() -> None:
     assert dataset_card.CARD.read_text(encoding="utf-8") == made, "make it again: python -m lab.tools.dataset_card"
 
 
-def test_every_column_is_told_and_no_figure_without_a_file(tmp_path: Path) -> None:
+def test_the_card_describes_every_column_and_has_no_figure_without_a_file(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(MARKED)
     made = dataset_card.page(tmp_path / "README.md")
     for column in COLUMNS:

@@ -153,7 +153,7 @@ def test_what_was_not_measured_is_not_drawn(file: Path, tmp_path: Path) -> None:
     assert {path.stem for path in (tmp_path / "p").iterdir()} == {"mlp-coverage", "mlp-map"}
 
 
-def test_a_place_that_cannot_be_written_is_told_first(file: Path, tmp_path: Path) -> None:
+def test_an_unwritable_directory_is_the_first_error(file: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     result = CliRunner().invoke(command, [str(file), "--out", str(tmp_path / "taken")])
     assert isinstance(result.exception, Usage)

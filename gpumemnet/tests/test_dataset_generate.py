@@ -95,7 +95,9 @@ def test_channels_last_is_for_images(drawn: dict[Family, list[Config]]) -> None:
 
 @pytest.mark.parametrize("norms", [{"none": 1.0}, {"batch": 1.0}], ids=["none", "batch"])
 @pytest.mark.parametrize("family", ["mlp", "cnn"])
-def test_nothing_is_overwritten_that_somebody_needs(family: Family, norms: dict[str, float], ranges: Ranges) -> None:
+def test_values_that_a_backward_pass_needs_are_not_overwritten(
+    family: Family, norms: dict[str, float], ranges: Ranges
+) -> None:
     """Every shape, with activations in place wherever the generator lets them."""
     overwritten = 0
     for shape in getattr(ranges, family).shapes:

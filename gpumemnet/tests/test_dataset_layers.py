@@ -74,7 +74,7 @@ def test_a_trial_run_lists_the_same_layers_and_torch_has_the_same_shapes(
     assert [json.loads(line) for line in plain] == [listed[one.id] for one in CONFIGS]
 
 
-def test_an_edge_goes_around_what_is_no_layer(listed: dict[str, Any]) -> None:
+def test_an_edge_passes_operations_that_are_no_layers(listed: dict[str, Any]) -> None:
     assert _edges(listed["m"]) == {
         ("Linear0", "Linear1"),
         ("Linear1", "ReLU2"),
@@ -105,7 +105,7 @@ def test_the_encoder_reaches_the_decoder_by_keys_and_values_only(listed: dict[st
     }
 
 
-def test_parameters_that_layers_share_or_hide_are_told(listed: dict[str, Any]) -> None:
+def test_shared_and_hidden_parameters_are_counted(listed: dict[str, Any]) -> None:
     for said in listed.values():
         own = sum(layer["parameters"] for layer in said["layers"])
         assert own == said["parameters"] + said["tied"] - said["inside"]
@@ -114,7 +114,7 @@ def test_parameters_that_layers_share_or_hide_are_told(listed: dict[str, Any]) -
     assert (listed["m"]["tied"], listed["m"]["inside"]) == (0, 0)
 
 
-def test_what_is_listed_is_kept_and_what_changed_is_listed_again(tmp_path: Path) -> None:
+def test_listed_layers_are_kept_and_changed_configs_are_listed_again(tmp_path: Path) -> None:
     configs, layers = tmp_path / "configs.jsonl", tmp_path / "layers.jsonl"
     run_lister(write_configs(configs, config("a"), config("b")), layers, processes=2)
     whole = layers.read_bytes().splitlines(keepends=True)

@@ -46,7 +46,7 @@ def test_killed_it_leaves_no_process_behind(tmp_path: Path) -> None:
     assert len(layers.read_bytes().splitlines()) < MANY  # it was not just done
 
 
-def test_a_full_disk_is_told_with_the_file_and_what_helps(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_with_the_file_and_a_hint(tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nulimit -f 0\nexec {sys.executable} "$@"\n')
@@ -56,7 +56,7 @@ def test_a_full_disk_is_told_with_the_file_and_what_helps(tmp_path: Path) -> Non
     assert refused.value.hint.startswith("--layers names the file")
 
 
-def test_a_place_for_layers_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_directory_for_layers_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Usage, match="file cannot be made: File exists") as refused:
         Lister(sys.executable, tmp_path / "file" / "l.jsonl").list([config("a")])

@@ -44,7 +44,7 @@ def test_the_same_file_may_be_made_again_and_longer(out: Path) -> None:
         (["--count", "3", "--ranges"], "its mlp-0-000000 was drawn from other ranges"),
     ],
 )
-def test_another_recipes_configs_are_kept_unless_it_is_forced(
+def test_another_recipes_configs_are_not_overwritten_without_force(
     out: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert made(out, "--count", "3") == 0
@@ -61,7 +61,7 @@ def test_another_recipes_configs_are_kept_unless_it_is_forced(
     assert not out.with_name("configs.jsonl.part").exists()
 
 
-def test_a_file_of_something_else_is_kept(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_with_other_content_is_not_overwritten(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out.write_text("dear diary\n")
     assert made(out, "--count", "1") == 1
     assert "is there already, and holds no configs" in capsys.readouterr().err
@@ -125,6 +125,6 @@ def test_no_family_is_a_mistake(out: Path, capsys: pytest.CaptureFixture[str]) -
     assert not out.exists()
 
 
-def test_ranges_that_are_not_there_are_told_in_words(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_of_ranges_is_an_error(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert made(out, "--ranges", str(out.with_name("none.toml"))) == 2
     assert "none.toml cannot be read: No such file or directory\n" in capsys.readouterr().err

@@ -47,7 +47,7 @@ def _cleaned(
         ({"oom": True}, clean.CROWDED),
     ],
 )
-def test_a_row_that_tells_nothing_is_left_out_with_its_reason(tmp_path: Path, fields: dict[str, Any], why: str) -> None:
+def test_a_useless_row_is_left_out_with_its_reason(tmp_path: Path, fields: dict[str, Any], why: str) -> None:
     kept, cleaning = _cleaned(tmp_path, {**row("a"), **fields}, row("b"))
     assert list(kept) == ["b"]
     assert cleaning.report(2, list(kept.values())).dropped == {why: 1}
@@ -99,7 +99,7 @@ def _pack(folder: Path, *more: str) -> Any:
     return CliRunner().invoke(command, [*files, "--python", sys.executable, "--parallel", "1", *more])
 
 
-def test_packing_says_what_went_where_and_what_did_not(tmp_path: Path) -> None:
+def test_packing_reports_files_and_rows_left_out(tmp_path: Path) -> None:
     tied, broken = config("t", "transformer"), config("x", model=[{"op": "nothing"}])
     write_configs(tmp_path / "configs.jsonl", config("a"), config("b", batch=8), tied, broken)
     measured = (row("a", parameters=7), row("b", parameters=2058), row("t", parameters=4016), row("x"))
@@ -155,7 +155,7 @@ def test_where_nothing_could_be_packed_there_is_no_success(tmp_path: Path) -> No
     assert "has no configs" in str(_pack(tmp_path).exception)
 
 
-def test_a_place_that_cannot_be_written_is_told_before_layers_are_listed(tmp_path: Path) -> None:
+def test_an_unwritable_directory_is_an_error_before_layers_are_listed(tmp_path: Path) -> None:
     write_configs(tmp_path / "configs.jsonl", config("a"))
     write_rows(tmp_path / "rows.jsonl", row("a"))
     (tmp_path / "out").write_text("a file")

@@ -121,7 +121,7 @@ def test_a_class_holds_its_lower_edge_and_not_its_upper_one(mib: float, width: i
     assert class_of(facts, mib) == number
 
 
-def test_a_class_above_the_footprints_is_told(folder: Path) -> None:
+def test_a_class_above_that_of_the_footprint_is_a_warning(folder: Path) -> None:
     told = ("it may well lie in the class above: 1–2 GB (of 1,000 MiB)",)
     assert estimator.class_above(tiny.facts(), (0.0, 900.0, 1300.0)) == told  # 0.7 lies half way: 1,100 MiB
     assert estimator.class_above(tiny.facts(operating_point=0.5), (0.0, 900.0, 1300.0)) == ()
@@ -150,7 +150,7 @@ def test_parts_are_left_out_where_arithmetic_finds_more_than_there_is(folder: Pa
     assert answer.parts_mib == {}
 
 
-def test_another_card_is_told_and_its_context_added(tmp_path: Path, folder: Path) -> None:
+def test_another_gpu_is_a_warning_and_its_context_is_added(tmp_path: Path, folder: Path) -> None:
     cards = tmp_path / "cards"
     for gpu, start in (("NVIDIA H200", 600), ("Tesla T4", 350)):
         readings = (
@@ -173,7 +173,7 @@ def test_another_card_is_told_and_its_context_added(tmp_path: Path, folder: Path
     assert not any("learned on" in warning for warning in own.warnings)
 
 
-def test_where_nobody_measured_a_cards_context_it_is_said_whose_is_counted(folder: Path) -> None:
+def test_an_unmeasured_gpus_context_is_named_with_the_gpu_it_comes_from(folder: Path) -> None:
     for gpu in ("NVIDIA GeForce RTX 4090", "NVIDIA A100-SXM4-40GB"):
         other = answered(folder, tiny.perceptron(), gpu=gpu)
         said = next(warning for warning in other.warnings if "learned on" in warning)
@@ -208,7 +208,7 @@ def test_threads_share_one_session(folder: Path) -> None:
     assert len({id(one) for one in found}) == 1
 
 
-def test_a_family_that_nobody_learned_is_refused(folder: Path) -> None:
+def test_a_family_without_a_model_is_refused(folder: Path) -> None:
     layers = (
         Layer(kind="Embedding", output=(2, 64, 32), parameters=3200),
         Layer(kind="MultiheadAttention", output=(2, 64, 32), parameters=4224),
@@ -234,7 +234,7 @@ def test_what_no_run_of_the_data_was_like_is_refused(folder: Path) -> None:
     assert isinstance(served(folder).of(tiny.perceptron(passes=1, dtype="bfloat16")), Estimate)
 
 
-def test_where_the_input_is_not_known_the_first_output_stands_in(tmp_path: Path) -> None:
+def test_the_first_output_replaces_an_unknown_input(tmp_path: Path) -> None:
     low, high = (float(np.log2(1 + size)) for size in (8 * 1000, 8 * 1100))
     tiny.save(tmp_path, tiny.facts(ranges=tiny.facts().ranges | {"input": (low, high)}))
     known, unknown = tiny.perceptron(), replace(tiny.perceptron(), input=())
@@ -267,7 +267,7 @@ class Told(NoTrials):
         return self._described
 
 
-def test_it_says_where_it_does_not_fit(folder: Path) -> None:
+def test_a_model_that_does_not_fit_is_a_warning(folder: Path) -> None:
     gpu = Gpu(id=GpuId("GPU-0"), index=0, name="NVIDIA H200", memory_mib=500)
     spec = TaskSpec(command=("python", "train.py"), directory="/")
     request = EstimateRequest(task=TaskId(1), owner=Owner(1, 1, "alice"), spec=spec, gpus=(gpu,))

@@ -41,7 +41,7 @@ def test_the_softmax_of_the_scores_is_kept_in_32_bits() -> None:
 
 
 @pytest.mark.parametrize("half", [{"dtype": "bfloat16"}, {"autocast": "bfloat16"}])
-def test_in_half_precision_its_narrow_copy_is_kept_beside_it(half: dict[str, str]) -> None:
+def test_in_half_precision_the_cast_copy_is_kept_too(half: dict[str, str]) -> None:
     assert scores_kept(**half) == PAIRS + PAIRS / 2
 
 
@@ -50,7 +50,7 @@ def test_dropout_keeps_what_it_gave_and_a_mask_of_bytes() -> None:
 
 
 @pytest.mark.parametrize("half", [{"dtype": "float16"}, {"autocast": "float16"}])
-def test_dropout_in_half_precision_is_kept_in_place_of_the_narrow_copy(half: dict[str, str]) -> None:
+def test_dropout_in_half_precision_replaces_the_kept_copy(half: dict[str, str]) -> None:
     assert scores_kept(DROPOUT, **half) == PAIRS + PAIRS / 2 + PAIRS / 4
 
 
@@ -209,7 +209,7 @@ def fused(wide: int, heads: int | None) -> Described:
 
 
 @pytest.mark.parametrize(("wide", "heads"), [(768, 12), (256, 4), (64, 1)])
-def test_heads_that_nobody_told_are_not_those_of_three_in_one(wide: int, heads: int) -> None:
+def test_unknown_heads_are_not_derived_from_the_fused_projection(wide: int, heads: int) -> None:
     """A GPT-2 was once taken to have 36."""
     untold, told, thrice = (features(fused(wide, each)).scalars.tolist() for each in (None, heads, 3 * heads))
     assert untold == told

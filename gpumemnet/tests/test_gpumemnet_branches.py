@@ -43,7 +43,7 @@ def test_the_sum_is_a_tensor_in_place_of_the_branchs_end() -> None:
     assert played(model(SQUARE, GELU, NORM, HEAD)).forward == (8, 8, 8, 8, 4, *LOSS)  # no sum: all are kept
 
 
-def test_what_hands_on_its_input_changes_nothing() -> None:
+def test_a_layer_that_returns_its_input_changes_nothing() -> None:
     """Neither the sum nor the gradient that waits for the other branch."""
     plain = played(model(NORM, SQUARE, NORM, SQUARE, NORM, HEAD)).events
     assert played(model(NORM, SQUARE, IDENTITY, NORM, SQUARE, NOTHING, IDENTITY, NORM, HEAD)).events == plain
@@ -145,7 +145,7 @@ def test_under_autocast_a_join_is_as_wide_as_the_widest() -> None:
     )  # fmt: skip
 
 
-def test_a_join_of_narrow_tensors_is_narrow_and_kept_itself() -> None:
+def test_a_join_of_half_precision_tensors_has_half_precision_and_is_kept() -> None:
     found = played(model(conv(3, *IMAGE), LAST, conv(96, 8, 32, 64, 64), input=(8, 3, 64, 64), autocast="bfloat16"))
     assert [mib(size) for size in found.sizes.inputs[1:]] == [4, 6]
     assert (found.sizes.copies[2], found.sizes.joined[2]) == (0, 0)
@@ -192,7 +192,7 @@ def test_functions_that_are_written_out_keep_their_parts(kind: str, more: int) -
 
 
 @pytest.mark.parametrize(("share", "mask"), [("0.1", 2), ("0.0", 0), ("0", 0)])
-def test_a_dropout_that_drops_nothing_hands_on_what_it_is_given(share: str, mask: float) -> None:
+def test_a_dropout_of_zero_is_a_view(share: str, mask: float) -> None:
     first, function, last = through("ReLU")
     dropout = Layer(kind="Dropout", output=function.output, attributes={"p": share})
     plain, dropped = (
@@ -222,7 +222,7 @@ def test_logsigmoid_keeps_its_input_and_sigmoid_its_output() -> None:
 
 
 @pytest.mark.parametrize(("kind", "gives", "cast"), [("Softplus", 8, 4), ("GELU", 4, 0), ("ReLU", 4, 0)])
-def test_softplus_goes_back_to_32_bits_under_autocast(kind: str, gives: float, cast: float) -> None:
+def test_softplus_uses_32_bits_under_autocast(kind: str, gives: float, cast: float) -> None:
     sizes = played(model(*through(kind), input=(ROWS, 512), autocast="bfloat16")).sizes
     assert mib(sizes.outputs[1]) == gives
     assert mib(sizes.copies[2]) == cast  # the linear layer behind it has it narrow

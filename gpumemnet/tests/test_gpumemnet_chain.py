@@ -217,7 +217,7 @@ def test_transformers_that_are_computed_again_under_autocast_leave_nothing() -> 
     assert found.left == pytest.approx(found.weights, abs=1e-6)
 
 
-def test_what_was_joined_in_a_block_that_is_computed_again_goes() -> None:
+def test_joined_tensors_of_a_recomputed_block_are_freed() -> None:
     block = (layer("LayerNorm", 8, 1_024, 256, parameters=512), linear(512, 8, 1_024, 256))
     found = played(model(*block * 3, checkpointing=True, autocast="bfloat16"))
     assert found.left == pytest.approx(found.weights * (1 + found.sizes.slots), abs=1e-6)

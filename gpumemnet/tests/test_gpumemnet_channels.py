@@ -33,7 +33,7 @@ def test_linear_layers_and_their_norms_have_their_channels_in_the_last_place() -
     ) == [96, 96, 384, 384, 96, 96, 96, 96, 192, 192]
 
 
-def test_what_a_linear_layer_of_images_takes_is_told_by_its_last_place() -> None:
+def test_the_input_of_a_linear_layer_of_images_is_its_last_size() -> None:
     last = (8, 16, 16, 96)
     layers = (
         Layer(kind="Conv2d", output=(8, 96, 16, 16), parameters=48 * 96),

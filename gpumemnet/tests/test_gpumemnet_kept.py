@@ -127,7 +127,7 @@ def test_a_mean_keeps_nothing() -> None:
     assert found[2] == 0.0
 
 
-def test_two_branches_that_meet_are_seen_by_the_weights() -> None:
+def test_joined_branches_follow_from_the_weights() -> None:
     first, second = conv(3, 32, 64), conv(32, 32, 64)
     images: dict[str, object] = {"batch": 8, "input": (8, 3, 64, 64)}
 
@@ -141,7 +141,7 @@ def test_two_branches_that_meet_are_seen_by_the_weights() -> None:
     assert more == pytest.approx(8 * 32 * 64 * 64, rel=1e-3)
 
 
-def test_a_layer_beside_others_takes_what_another_has_kept() -> None:
+def test_a_shortcut_takes_an_input_that_another_layer_keeps() -> None:
     """Of a ResNet: a convolution of one place beside a larger one."""
     begin, first = conv(3, 64, 56), conv(64, 32, 56)
     aside = Layer(kind="Conv2d", output=first.output, parameters=64 * 32)
@@ -209,7 +209,7 @@ def test_with_checkpointing_one_block_is_there_in_full() -> None:
     assert sum(kept(blocks(16, checkpointing=True))) < sum(kept(again)) + 8 * one / 4  # others leave what went in
 
 
-def test_with_checkpointing_stems_and_heads_are_kept_as_ever() -> None:
+def test_with_checkpointing_stems_and_heads_are_kept() -> None:
     """Only what repeats itself is computed again: of each block what went in stays, and one is there in full."""
     stem, head = linear(512, 256, 8, 512), linear(256, 4096, 8, 512)
     inner = blocks(4).layers
@@ -231,7 +231,7 @@ def test_a_loss_is_no_layer() -> None:
     np.testing.assert_array_equal(features(with_loss).scalars, features(plain).scalars)
 
 
-def test_what_a_summary_tells_of_inputs_goes_first() -> None:
+def test_inputs_in_a_summary_take_precedence() -> None:
     layers = chain("ReLU").layers
     other = replace(layers[2], inputs=((BATCH, 2048),))
     assert kept(model(layers[0], layers[1], other)) == [2, 4, 8]
@@ -352,7 +352,7 @@ def gated(function: str, end: str) -> Described:
         ("ReLU", "Conv2d", 0),  # it has kept its output
     ],
 )
-def test_what_a_gate_is_multiplied_with_is_kept(function: str, end: str, expected: float) -> None:
+def test_the_other_factor_of_a_gate_is_kept(function: str, end: str, expected: float) -> None:
     described = gated(function, end)
     mean = next(place for place, layer in enumerate(described.layers) if layer.kind.startswith("Adaptive"))
     assert kept(described)[mean] == pytest.approx(expected, abs=0.01)
@@ -369,7 +369,7 @@ def test_the_product_of_a_gate_is_a_tensor_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("told", "share"), [("GELU", 1.0), ("ReLU", 0.0)])
-def test_the_heads_activation_tells_which_function_the_images_go_through(told: str, share: float) -> None:
+def test_the_heads_activation_determines_the_function_of_images(told: str, share: float) -> None:
     norm = Layer(kind="BatchNorm2d", output=IMAGE, parameters=128)
     head = (Layer(kind="Linear", output=(8, 64), parameters=64 * 64), Layer(kind=told, output=(8, 64)))
     pool = Layer(kind="AdaptiveAvgPool2d", output=(8, 64, 1, 1))

@@ -108,7 +108,7 @@ def _table(own: Described) -> str:
 
 @pytest.mark.parametrize("kind", ["mlp", "transformer"])
 @pytest.mark.parametrize("name", ["onnx", "torchinfo", "print"])
-def test_a_residual_network_takes_the_same_whoever_wrote_it_down(
+def test_a_residual_network_from_every_source_has_the_same_estimate(
     written: dict[str, Described], name: str, kind: str
 ) -> None:
     served = GpuMemNet(kind, NoTrials(), 0.99)  # type: ignore[arg-type]
@@ -121,13 +121,13 @@ def test_a_residual_network_takes_the_same_whoever_wrote_it_down(
 
 
 @pytest.mark.parametrize("name", ["onnx", "print"])
-def test_a_list_has_the_same_totals_whoever_wrote_it_down(written: dict[str, Described], name: str) -> None:
+def test_a_list_from_every_source_has_the_same_totals(written: dict[str, Described], name: str) -> None:
     """Not only nearly: what is learned from one list must hold for the other."""
     own, other = features(written["data"]), features(written[name])
     np.testing.assert_allclose(other.scalars, own.scalars, rtol=1e-6)
 
 
-def test_a_table_tells_what_went_into_a_shortcut_and_into_the_first_layer(written: dict[str, Described]) -> None:
+def test_a_table_determines_the_inputs_of_a_shortcut_and_of_the_first_layer(written: dict[str, Described]) -> None:
     own, (table, _) = written["data"], with_input(written["torchinfo"])
     assert table.input == own.input
     np.testing.assert_allclose(features(table).scalars, features(own).scalars, rtol=1e-6)

@@ -20,7 +20,7 @@ from gpumemnet_fixtures import gpumemnet_models as tiny
 CARDS = (constants.SHIPPED,)
 
 
-def test_a_model_learned_on_the_asked_card_goes_first(tmp_path: Path) -> None:
+def test_a_model_learned_on_the_gpu_takes_precedence(tmp_path: Path) -> None:
     shipped, own = tmp_path / "shipped", tmp_path / "own"
     tiny.save(shipped, tiny.facts())
     learned = replace(tiny.facts().learned, gpu="Tesla T4")
@@ -61,7 +61,7 @@ def test_where_none_covers_it_the_one_that_lacks_least_refuses(tmp_path: Path) -
     assert "(1 to 16,383)" in answer.reason
 
 
-def test_an_own_model_that_cannot_be_used_is_passed_over_and_told(tmp_path: Path) -> None:
+def test_an_own_model_that_cannot_be_used_is_skipped_with_a_warning(tmp_path: Path) -> None:
     own, shipped = tmp_path / "own", tmp_path / "shipped"
     tiny.save(own, tiny.facts(format=99))
     tiny.save(shipped, tiny.facts())
@@ -96,7 +96,7 @@ def test_every_user_has_models_of_their_own(monkeypatch: pytest.MonkeyPatch) -> 
     assert models.own_folder({"CARMA_HOME": "/srv/c"}) == Path("/srv/c/gpumemnet")
 
 
-def test_the_shipped_model_says_so() -> None:
+def test_a_shipped_model_is_named_as_such() -> None:
     answer = GpuMemNet("mlp", NoTrials(), 0.99).of(tiny.perceptron(batch=4096))
     assert isinstance(answer, Estimate)
     assert answer.rests_on.startswith("the model mlp-mlp, learned from ")

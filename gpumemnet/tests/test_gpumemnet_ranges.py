@@ -25,7 +25,7 @@ def log(size: float) -> float:
     return float(np.log2(1.0 + size))
 
 
-def test_inside_nothing_is_said() -> None:
+def test_inside_the_ranges_there_is_no_offence() -> None:
     assert said(tiny.perceptron()) == []
     assert said(tiny.convolutions()) == []
 
@@ -49,7 +49,7 @@ def test_below_is_outside_too() -> None:
     )
 
 
-def test_figures_are_told_apart_where_they_nearly_meet() -> None:
+def test_nearly_equal_figures_are_printed_with_more_digits() -> None:
     ranges = tiny.facts().ranges | {"parameters": (log(1_000), log(1_049_000))}
     (found,) = said(tiny.perceptron(), ranges=ranges)
     assert found.startswith("the number of parameters, 1.0496 million, lies outside")
@@ -60,7 +60,7 @@ def together(**changed: str | int) -> list[str]:
     return said(replace(tiny.perceptron(), **changed), ways=("2+1 fp32", "2+1 bf16-amp", "0+0 fp32", "0+0 fp16-amp"))
 
 
-def test_what_was_seen_apart_is_not_seen_together() -> None:
+def test_settings_that_were_only_seen_apart_are_refused_together() -> None:
     assert together() == []
     assert together(autocast="bfloat16") == []
     assert together(optimizer="NAdam", autocast="bfloat16") == []  # it keeps and makes what Adam does
@@ -131,7 +131,7 @@ def test_fewer_of_a_kind_or_up_to_twice_as_many_are_let_through() -> None:
     assert found == "the number of linear layers, 90, lies outside what it has learned (20 to 40)"
 
 
-def test_in_a_transformer_the_memory_format_says_nothing() -> None:
+def test_in_a_transformer_the_memory_format_does_not_matter() -> None:
     layers = [Layer(kind="Linear", output=(2, 64, 64), parameters=64 * 64) for _ in range(4)]
     network = Described(layers=tuple(layers), batch=2, input=(2, 64, 64), channels_last=True)
     assert features(network).family == "transformer"
@@ -148,7 +148,7 @@ def test_in_a_transformer_the_memory_format_says_nothing() -> None:
         ({"attention": "eager"}, "attention whose scores are written out"),
     ],
 )
-def test_a_way_to_train_that_was_never_seen_is_refused(changed: dict[str, object], words: str) -> None:
+def test_an_unknown_combination_of_optimizer_and_precision_is_refused(changed: dict[str, object], words: str) -> None:
     ranges = tiny.facts().ranges | dict.fromkeys(("amp", "half", "checkpointing", "eager"), (0.0, 0.0))
     assert said(replace(tiny.perceptron(), **changed), ranges=ranges) == [
         f"{words} is in none of the runs it has learned from"
@@ -173,7 +173,7 @@ def with_attention(outputs: int) -> Described:
     return replace(base, layers=(*base.layers, layer))
 
 
-def test_a_kind_of_layer_that_was_never_seen_may_only_be_a_trifle() -> None:
+def test_an_unknown_kind_of_layer_may_only_be_a_small_part() -> None:
     assert said(with_attention(outputs=100)) == []  # of 2,148
     (found,) = said(with_attention(outputs=1024))
     assert found == f"attention layers (MultiheadAttention), 33 % of its outputs, {NEVER}"
@@ -185,7 +185,7 @@ def test_of_small_networks_too_only_what_is_there_counts() -> None:
     assert said(replace(base, layers=(*base.layers, layer))) == []
 
 
-def test_layers_that_nobody_knows_are_named_the_largest_first() -> None:
+def test_unknown_layers_are_named_the_largest_first() -> None:
     """`other layers` helps nobody who has to find them."""
     strange = [Layer(kind=f"Strange{size}", output=(8, size)) for size in (120, 400, 200, 300)]
     network = tiny.perceptron()
@@ -221,14 +221,14 @@ def test_what_is_let_through_is_moved_to_the_edge() -> None:
     np.testing.assert_array_equal(moved.scalars[others], found.scalars[others])
 
 
-def test_a_kind_that_was_never_seen_goes_as_another() -> None:
+def test_an_unknown_kind_is_replaced_by_another() -> None:
     found = features(with_attention(outputs=100))
     assert inside(found, tiny.facts()).kinds.tolist() == [INDEX["linear"], INDEX["rectifier"], INDEX["other"]]
     few = tiny.facts(kinds_seen={"linear": 9, "rectifier": 5})
     assert inside(found, few).kinds.tolist() == [INDEX["linear"], INDEX["rectifier"], INDEX["linear"]]
 
 
-def test_views_that_were_never_seen_are_neither_outputs_nor_fed() -> None:
+def test_unknown_views_are_neither_outputs_nor_inputs_of_the_model() -> None:
     plain = tiny.perceptron()
     wide = Layer(name="view", kind="Identity", output=plain.layers[0].output)
     with_views = replace(plain, layers=(plain.layers[0], *[wide] * 9, *plain.layers[1:]))

@@ -61,7 +61,7 @@ def test_a_layer_that_is_called_again_has_no_weights_to_tell_its_kernel() -> Non
     assert scratch_of(network(conv(attributes={}, parameters=0))) == [NONE]
 
 
-def test_where_weights_fit_no_kernel_nothing_is_said() -> None:
+def test_weights_that_fit_no_kernel_have_no_workspace() -> None:
     assert scratch_of(network(conv(attributes={}, parameters=12_345))) == [NONE]
 
 

@@ -143,7 +143,7 @@ def test_horus_needs_a_batch_and_outputs() -> None:
     assert "print(model)" in refused("dnnmem", printed)
 
 
-def test_a_table_that_stops_above_the_layers_is_said() -> None:
+def test_a_table_that_stops_above_the_layers_has_a_gap() -> None:
     block = Layer(kind="Sequential", output=(2, 8), parameters=100)
     cut = answered("horus", Described(layers=(block,), batch=2, parameters=100))
     assert any("stops above" in warning for warning in cut.warnings)
@@ -208,7 +208,7 @@ CHAIN = Described(
 )
 
 
-def test_dnnmem_walks_the_chain() -> None:
+def test_dnnmem_traverses_the_chain() -> None:
     """Weights 32, gradients 32, Adam 64. In the second step: the data 16, two outputs 32, and at c's backward pass the
     gradients of its output and of its input, 32. The in-place layer makes nothing."""
     answer = answered("dnnmem", CHAIN)
@@ -303,13 +303,13 @@ def test_llmem_sums_chunks_moments_outputs_and_logits() -> None:
     assert len(answer.warnings) == 1
 
 
-def test_llmem_takes_batch_and_length_from_the_first_embedding_where_the_input_is_not_seen() -> None:
+def test_llmem_takes_batch_and_length_from_the_first_embedding_if_the_input_is_unknown() -> None:
     words = msgspec.structs.replace(DECODER.layers[0], output=(8, 1024, 512))
     unseen = msgspec.structs.replace(DECODER, input=(), layers=(words, *DECODER.layers[1:]))
     assert answered("llmem", unseen).parts_mib == answered("llmem", DECODER).parts_mib
 
 
-def test_llmem_says_where_the_script_differs_from_its_set_up() -> None:
+def test_llmem_warns_if_the_script_differs_from_its_set_up() -> None:
     plain = msgspec.structs.replace(DECODER, checkpointing=False, autocast="")
     warnings = " ".join(answered("llmem", plain).warnings)
     assert "checkpointing" in warnings
@@ -342,7 +342,7 @@ def test_zero_asks_the_library(deepspeed: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["zero2", "zero3"])
-def test_zero_without_the_library_says_how_to_install_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zero_without_the_library_has_a_hint_how_to_install_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     assert "pip install deepspeed" in refused(name, DECODER)
 

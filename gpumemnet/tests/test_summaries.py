@@ -138,13 +138,13 @@ def test_a_torchsummary_table_without_its_blocks() -> None:
     assert (model.batch, model.parameters) == (4, 4874)
 
 
-def test_a_table_without_a_batch_tells_none() -> None:
+def test_a_table_without_a_batch_has_none() -> None:
     model = read_text(FLAT).described
     assert model.batch is None
     assert sum(prod(layer.output) for layer in model.layers) == 4096 + 4 * 1024 + 16 + 10
 
 
-def test_the_batch_asked_for_takes_the_place_of_the_printed_one() -> None:
+def test_the_wanted_batch_replaces_the_printed_one() -> None:
     printed = FLAT.replace("[-1,", "[64,")
     assert read_text(printed).described.batch == 64
     other = read_text(printed, batch=32).described
@@ -196,7 +196,7 @@ def test_a_norm_that_holds_its_activation_makes_an_output_besides_it() -> None:
     assert given == [("BatchNormAct2d", (8, 16, 8, 8)), ("ReLU", (8, 16, 8, 8))]
 
 
-def test_what_stands_around_a_table_does_not_matter() -> None:
+def test_text_around_a_table_does_not_matter() -> None:
     around = "got it: 3\nRunning batch size 32\n" + NESTED + "\n\nactivations per sample: 5,768\nA×B = 1\n"
     assert read_text(around).described == read_text(NESTED).described
 
@@ -241,7 +241,7 @@ Model(
     assert model.parameters == 2928  # the head shares the words' weight
 
 
-def test_a_head_that_may_share_the_words_weight_is_told() -> None:
+def test_a_head_that_may_share_the_embeddings_weight_is_a_remark() -> None:
     words, head = "(words): Embedding(100, 16)", "(head): Linear(in_features=16, out_features=100, bias=False)"
     (remark,) = read_text(f"Model(\n  {words}\n  {head}\n)").remarks
     assert "head may share its 1,600 weights" in remark

@@ -91,7 +91,7 @@ def test_a_whole_table_has_no_gaps(text: str) -> None:
     assert (read.gaps, read.remarks) == ((), ())
 
 
-def test_a_table_without_shapes_says_how_to_print_them() -> None:
+def test_a_table_without_shapes_has_a_hint_how_to_print_them() -> None:
     for sample in ((), (256,)):
         read = read_text(SHAPELESS, batch=4, sample=sample)
         assert "input_size=" in read.gaps[0]
@@ -110,7 +110,7 @@ def test_rows_that_were_deleted_are_missed() -> None:
 
 
 @pytest.mark.parametrize("text", [FLAT, WHOLE, SHAPELESS])
-def test_an_input_for_a_table_that_tells_none(text: str) -> None:
+def test_an_input_for_a_table_without_one_is_used(text: str) -> None:
     assert read_text(text, batch=4).described.input == ()
     assert read_text(text, batch=4, sample=(32, 256)).described.input == (4, 32, 256)
 
@@ -125,7 +125,7 @@ def test_an_input_that_is_not_the_tables() -> None:
     assert read_text(COLUMNS, sample=(3, 64, 64)).described == read_text(COLUMNS).described
 
 
-def test_frozen_weights_are_told_with_what_they_are_counted_for() -> None:
+def test_frozen_weights_are_a_remark() -> None:
     read = read_text(CUT)
     assert read.frozen == 789_760
     said = completed(read, TrainingOptions(optimizer="adam")).remarks

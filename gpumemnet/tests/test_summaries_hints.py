@@ -56,7 +56,7 @@ def test_nothing_is_called_so(raw: bytes) -> None:
         read_bytes(raw)
 
 
-def test_a_file_of_weights_is_told_from_a_summary() -> None:
+def test_a_file_of_weights_is_not_taken_for_a_summary() -> None:
     with pytest.raises(Usage, match="an archive, like a file of weights") as caught:
         read_bytes(b"PK\x03\x04" + bytes(100))
     assert "print(model)" in caught.value.hint

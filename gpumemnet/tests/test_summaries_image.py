@@ -31,7 +31,7 @@ def _stem(made: int, high: int, parameters: int, kind: str = "Conv2d") -> Layer:
     return Layer(kind=kind, output=(32, made, high, high), parameters=parameters)
 
 
-def test_the_line_below_the_table_tells_the_input() -> None:
+def test_the_line_below_the_table_determines_the_input() -> None:
     read = read_text(TABLE.format("19.27"))
     assert read.described.input == (32, 3, 224, 224)
     assert with_input(read.described) == (read.described, ())  # nothing is guessed, and nothing said
@@ -39,7 +39,7 @@ def test_the_line_below_the_table_tells_the_input() -> None:
 
 
 @pytest.mark.parametrize("text", [TABLE.format("19.27").replace("Input size", "No size"), TABLE.format("3.00")])
-def test_without_it_or_where_it_cannot_be_the_input_is_guessed_and_that_is_said(text: str) -> None:
+def test_without_an_image_size_the_input_is_assumed_with_a_remark(text: str) -> None:
     read = read_text(text)
     assert read.described.input == ()
     guessed, (said,) = with_input(read.described)

@@ -139,7 +139,7 @@ def test_what_cannot_be_read_has_its_line(text: str, told: str) -> None:
         read_text(text)
 
 
-def test_an_input_beside_shapes_that_are_told() -> None:
+def test_an_input_with_known_shapes_is_a_remark() -> None:
     for same in ((3, 32, 32), (32, 32, 3)):  # as PyTorch has it, as Keras has it
         assert read_text(FUNCTIONAL_3, sample=same) == read_text(FUNCTIONAL_3)
     other = read_text(FUNCTIONAL_3, sample=(3, 64, 64))
@@ -150,7 +150,7 @@ def test_an_input_beside_shapes_that_are_told() -> None:
 
 
 @pytest.mark.parametrize("text", [SEQUENTIAL_2, FUNCTIONAL_3])
-def test_it_is_said_that_the_figure_is_pytorchs(text: str) -> None:
+def test_a_remark_says_that_the_figure_is_pytorchs(text: str) -> None:
     (said,) = (remark for remark in read_text(text, batch=4).remarks if "PyTorch" in remark)
     assert "TensorFlow, by default, takes the whole card" in said
 

@@ -110,7 +110,7 @@ def test_encoder_and_decoder_have_one_table_of_words() -> None:
     assert found["encoder.embed_tokens"] == ((2, 7, 64), 999 * 64)
 
 
-def test_a_norm_without_any_layer_before_it_tells_nothing() -> None:
+def test_a_norm_without_a_layer_before_it_has_unknown_parameters() -> None:
     with pytest.raises(Usage, match=r"line 2 .* does not tell"):
         read_text("Net(\n  (norm): T5LayerNorm()\n  (fc): Linear(in_features=8, out_features=8, bias=True)\n)")
 

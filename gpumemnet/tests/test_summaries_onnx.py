@@ -98,7 +98,7 @@ def test_a_batch_that_was_fixed_is_scaled(tmp_path: Path) -> None:
     assert (model.batch, model.input) == (32, (32, 3, 32, 32))
 
 
-def test_no_batch_is_told_by_a_name(tmp_path: Path) -> None:
+def test_a_named_batch_size_is_unknown(tmp_path: Path) -> None:
     model = read_file(images(tmp_path / "net.onnx")).described
     assert model.batch is None
     assert model.layers[0].output == (1, 8, 16, 16)
@@ -122,7 +122,7 @@ def test_words_shared_weights_and_a_bias_of_its_own(tmp_path: Path) -> None:
         (9, (7,), "exported with 9"),
     ],
 )
-def test_sizes_that_are_not_told_or_do_not_fit(
+def test_unknown_or_impossible_sizes_are_errors(
     tmp_path: Path, length: int | str, sample: tuple[int, ...], told: str
 ) -> None:
     with pytest.raises(Usage, match=told) as caught:

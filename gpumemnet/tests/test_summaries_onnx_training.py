@@ -38,14 +38,14 @@ def test_what_cannot_be_inferred_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batch", ["batch", 4])
-def test_what_an_exporter_wrote_down_stands_in(tmp_path: Path, batch: str | int) -> None:
+def test_shapes_that_an_exporter_wrote_are_used_if_none_can_be_inferred(tmp_path: Path, batch: str | int) -> None:
     model = read_file(odd(tmp_path / "net.onnx", value("odd", batch, 16)), batch=4).described
     assert [(layer.kind, layer.output) for layer in model.layers] == [
         ("Linear", (4, 16)), ("Odd", (4, 16)), ("ReLU", (4, 16)), ("Linear", (4, 16)),
     ]  # fmt: skip
 
 
-def test_a_name_that_nobody_told_is_no_shape(tmp_path: Path) -> None:
+def test_an_unknown_name_is_no_shape(tmp_path: Path) -> None:
     told = [value("odd", "batch", "else"), value("relued", "batch", 16)]
     with pytest.raises(Usage) as caught:
         read_file(odd(tmp_path / "net.onnx", *told), batch=4)

@@ -27,7 +27,7 @@ RULE = "=" * 70 + "\n"
         (f"Linear(in_features={'1234567890' * 3}, out_features=5, bias=True)", "a size has more than 18 digits"),
     ],
 )
-def test_a_size_that_cannot_be_is_said_as_it_is(layer: str, why: str, sample: tuple[int, ...]) -> None:
+def test_an_impossible_size_is_an_error(layer: str, why: str, sample: tuple[int, ...]) -> None:
     with pytest.raises(Usage, match=rf"line 2 .*: {why}: '{re.escape(f'(a): {layer}'[:40])}"):
         read_text(f"Net(\n  (a): {layer}\n)\n", batch=4, sample=sample)
 

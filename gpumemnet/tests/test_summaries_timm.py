@@ -92,7 +92,7 @@ def test_a_scale_has_a_parameter_for_each_channel_that_the_layer_before_it_makes
     assert read.remarks == ()
 
 
-def test_parameters_that_are_not_told_are_none_and_that_is_said() -> None:
+def test_unknown_parameters_count_as_none_with_a_remark() -> None:
     layers = (f"(conv{place}): Conv2d(3, 3, kernel_size=(1, 1), stride=(1, 1))" for place in range(4))
     text = net(*layers, "(pos): PosEmbedRel()", "(place): TableOfPlaces()")
     read = read_text(text, batch=2, sample=(3, 8, 8))
@@ -111,7 +111,7 @@ def test_a_layer_by_its_name_must_tell_its_parameters(unknown: str) -> None:
         read_text(net(*layers, f"(odd): {unknown}"), batch=2)
 
 
-def test_more_that_is_not_told_than_is_told_is_an_error() -> None:
+def test_more_unknown_than_known_layers_are_an_error() -> None:
     with pytest.raises(Usage, match=r"line 3 .* how many parameters it has"):
         read_text(net("(conv): Conv2d(3, 3, kernel_size=(1, 1), stride=(1, 1))", "(odd): Odd()"), batch=2)
 

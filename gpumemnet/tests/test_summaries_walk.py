@@ -215,7 +215,7 @@ def test_the_outputs_are_those_of_torch(name: str) -> None:
     assert read.described.input == (2, *sample)
 
 
-def test_joined_branches_are_told() -> None:
+def test_joined_branches_are_a_remark() -> None:
     model, _ = MODELS["growing"]
     assert any("joined in 3 places" in remark for remark in read_text(str(model), sample=(3, 32, 32)).remarks)
 

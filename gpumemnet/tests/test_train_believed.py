@@ -59,12 +59,12 @@ def labelled(footprint_mib: Numbers) -> Samples:
     return Samples(**{**vars(made(400)), "footprint_mib": footprint_mib})
 
 
-def test_it_is_believed_where_it_is_exact_and_learners_are_not() -> None:
+def test_the_arithmetic_is_used_if_it_is_exact_and_learners_are_not() -> None:
     exact = labelled(made(400).guess_mib + 700.0)
     assert blurred(0.3, exact) == pytest.approx(700.0)
 
 
-def test_it_is_not_believed_where_learners_know_better() -> None:
+def test_the_arithmetic_is_not_used_if_learners_are_better() -> None:
     rng = np.random.default_rng(0)
     wrong = labelled(700.0 + made(400).guess_mib * rng.uniform(0.7, 1.4, 400))
     assert blurred(0.002, wrong) is None

@@ -83,7 +83,7 @@ def test_two_processes_answer_as_one(samples: Samples) -> None:
             np.testing.assert_array_equal(mine, its)
 
 
-def test_every_row_is_judged_once_and_never_by_who_has_seen_it(samples: Samples) -> None:
+def test_every_row_is_judged_once_and_never_by_a_member_that_learned_from_it(samples: Samples) -> None:
     for splits in (by_chance(len(samples), seed=1), by_shape(samples.shapes)):
         assert sorted(np.concatenate([split.judged for split in splits])) == list(range(len(samples)))
         for split in splits:
@@ -135,7 +135,7 @@ def test_of_few_rows_the_largest_miss_is_the_bound() -> None:
     assert conformal(np.ones(5), np.array([1.0, 1.1, 0.9, 1.3, 1.0]), 0.99) == 1.3
 
 
-def test_quantiles_are_right_on_rows_that_were_not_seen() -> None:
+def test_quantiles_hold_on_unseen_rows() -> None:
     learned, judged = made(600, seed=1), made(600, seed=2)
     found = learn(fit_forests, learned, 4, 0, 1).quantiles_mib(judged)
     assert (np.diff(found, axis=1) >= 0).all()

@@ -56,12 +56,12 @@ def test_the_loss_is_least_at_the_quantiles() -> None:
             assert pinball(moved.expand(len(truth), -1), truth) > least
 
 
-def test_a_column_that_never_changes_says_nothing() -> None:
+def test_a_constant_column_becomes_zero() -> None:
     scaled = Scaling(np.array([[1, 5], [3, 5]], np.float32))(torch.tensor([[2.0, 7.0], [3.0, 5.0]]))
     assert scaled.tolist() == [[0.0, 0.0], [1.0, 0.0]]
 
 
-def test_the_scale_goes_there_and_back(samples: Samples) -> None:
+def test_the_scale_is_invertible(samples: Samples) -> None:
     scale = Scale.of(samples)
     back = scale.to_mib(scale.to_z(samples)[:, None], samples)[:, 0]
     np.testing.assert_allclose(back, samples.footprint_mib, rtol=1e-9)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
         (["--out", "PLACE/below"], "--out names a directory"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_said_before_the_data_is_read(
+def test_an_unwritable_directory_is_an_error_before_the_data_is_read(
     words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("sklearn")

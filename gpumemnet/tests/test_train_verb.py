@@ -139,7 +139,7 @@ def test_figures_as_json(public: Path, tmp_path: Path, capsys: pytest.CaptureFix
         (["--out", "m", "--public-mlp", "nowhere.csv"], "there is no data to make models for m from"),
     ],
 )
-def test_what_is_wrong_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_errors(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *words]) == 2
     assert said in capsys.readouterr().err
 

@@ -102,7 +102,7 @@ def _hands_nothing_on(kind: str) -> bool:
 
 
 def inner_activation(name: str, block: Block, now: Shape) -> Shape | None:
-    """Transformers print the activation of two linear layers after both and call it between them. So is T5's dropout."""
+    """Transformers print the activation of two linear layers after both and call it in between, as T5 its dropout."""
     is_inner = name.startswith("act") or (name == "dropout" and _OF_T5.fullmatch(block.kind) is not None)
     if not is_inner or len(now) != 2 or block.kind == "Sequential":
         return None
