@@ -1,4 +1,4 @@
-"""`carma calibrate`."""
+"""`carma calibrate`: measure the GPU memory of CUDA libraries, for estimates."""
 
 from __future__ import annotations
 

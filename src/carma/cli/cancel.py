@@ -1,4 +1,4 @@
-"""`carma cancel`."""
+"""`carma cancel`: stop running tasks; remove waiting tasks from the queue."""
 
 from __future__ import annotations
 

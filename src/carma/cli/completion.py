@@ -1,4 +1,4 @@
-"""`carma completion`."""
+"""`carma completion`: print the completion script for a shell."""
 
 from __future__ import annotations
 

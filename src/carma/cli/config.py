@@ -1,4 +1,4 @@
-"""`carma config`."""
+"""`carma config`: print or check the settings."""
 
 from __future__ import annotations
 

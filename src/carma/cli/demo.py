@@ -1,4 +1,4 @@
-"""`carma demo`."""
+"""`carma demo`: compare exclusive and shared GPUs on virtual GPUs."""
 
 from __future__ import annotations
 

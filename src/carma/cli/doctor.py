@@ -1,4 +1,4 @@
-"""`carma doctor`."""
+"""`carma doctor`: check this machine and the daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`carma down`."""
+"""`carma down`: stop the daemon; running tasks continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`carma drain`."""
+"""`carma drain`: start no new tasks on a GPU or on the whole server."""
 
 from __future__ import annotations
 

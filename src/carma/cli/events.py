@@ -1,4 +1,4 @@
-"""`carma events`."""
+"""`carma events`: events of the daemon as they happen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`carma explain`."""
+"""`carma explain`: scheduling decision for a task, GPU by GPU."""
 
 from __future__ import annotations
 

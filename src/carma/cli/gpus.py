@@ -1,4 +1,4 @@
-"""`carma gpus`."""
+"""`carma gpus`: GPUs with their tasks, memory, activity and state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`carma history`."""
+"""`carma history`: finished tasks."""
 
 from __future__ import annotations
 

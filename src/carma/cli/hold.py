@@ -1,4 +1,4 @@
-"""`carma hold`."""
+"""`carma hold`: prevent waiting tasks from starting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`carma logs`."""
+"""`carma logs`: output of a task; -f follows it."""
 
 from __future__ import annotations
 

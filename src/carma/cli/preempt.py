@@ -1,4 +1,4 @@
-"""`carma preempt`."""
+"""`carma preempt`: ask running tasks to save a checkpoint and return to the queue."""
 
 from __future__ import annotations
 

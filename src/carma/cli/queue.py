@@ -1,4 +1,4 @@
-"""`carma queue`."""
+"""`carma queue`: waiting and running tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`carma release`."""
+"""`carma release`: allow held tasks to start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`carma report`."""
+"""`carma report`: use of the server over a period, by user and by GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`carma resume`."""
+"""`carma resume`: accept new tasks again."""
 
 from __future__ import annotations
 

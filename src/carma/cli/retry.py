@@ -1,4 +1,4 @@
-"""`carma retry`."""
+"""`carma retry`: queue finished tasks again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`carma run`."""
+"""`carma run`: submit a command, follow its output, return its exit code."""
 
 from __future__ import annotations
 

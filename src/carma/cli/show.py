@@ -1,4 +1,4 @@
-"""`carma show`."""
+"""`carma show`: details of one task."""
 
 from __future__ import annotations
 

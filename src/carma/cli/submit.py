@@ -1,4 +1,4 @@
-"""`carma submit`."""
+"""`carma submit`: queue a command, a script or a task file."""
 
 from __future__ import annotations
 

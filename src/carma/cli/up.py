@@ -1,4 +1,4 @@
-"""`carma up`."""
+"""`carma up`: start the daemon."""
 
 from __future__ import annotations
 

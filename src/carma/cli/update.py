@@ -1,4 +1,4 @@
-"""`carma update`."""
+"""`carma update`: change waiting tasks."""
 
 from __future__ import annotations
 

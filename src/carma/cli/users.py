@@ -1,4 +1,4 @@
-"""`carma users`."""
+"""`carma users`: GPU use, quotas and shares of users."""
 
 from __future__ import annotations
 

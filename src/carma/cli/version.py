@@ -1,4 +1,4 @@
-"""`carma version`."""
+"""`carma version`: print the version."""
 
 from __future__ import annotations
 

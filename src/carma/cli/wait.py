@@ -1,4 +1,4 @@
-"""`carma wait`."""
+"""`carma wait`: wait for the end of tasks; return their exit code."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ COLUMNS = (
 
 
 class TraceTask(Record, frozen=True, kw_only=True):
-    """One row. `memory_mib` is the footprint on each GPU, `seconds` the run time alone. None: unknown or no estimate."""
+    """One row. `memory_mib` is the footprint on each GPU, `seconds` the run time alone. None: unknown."""
 
     arrival_s: float
     name: str
