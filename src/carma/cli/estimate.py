@@ -65,13 +65,17 @@ def _shape(text: str) -> tuple[int, ...]:
     "--input", "sample", type=Parsed("SHAPE", _shape), help="Shape of one sample: 3x224x224, 128; with --summary."
 )
 @click.option(
-    "--optimizer", type=click.Choice(OPTIMIZERS, case_sensitive=False), help="Optimizer, with --summary (adam)."
+    "--optimizer", type=click.Choice(OPTIMIZERS, case_sensitive=False), help="Optimizer, with --summary (default adam)."
 )
-@click.option("--precision", type=click.Choice(PRECISIONS), help="Precision, with --summary (fp32).")
+@click.option("--precision", type=click.Choice(PRECISIONS), help="Precision, with --summary (default fp32).")
 @click.option("--checkpointing", is_flag=True, help="Gradient checkpointing, with --summary.")
 @click.option("--channels-last", is_flag=True, help="Channels-last memory format, with --summary.")
-@click.option("--attention", type=click.Choice(ATTENTIONS), help="Attention implementation, with --summary (sdpa).")
-@click.option("--heads", type=whole(1, 10**6), help="Number of attention heads, with --attention eager (width / 64).")
+@click.option(
+    "--attention", type=click.Choice(ATTENTIONS), help="Attention implementation, with --summary (default sdpa)."
+)
+@click.option(
+    "--heads", type=whole(1, 10**6), help="Number of attention heads, with --attention eager (default width / 64)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 @click.pass_context
 def command(

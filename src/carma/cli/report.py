@@ -28,8 +28,8 @@ def _user_energy(user: UserWork) -> str:
 USER_FIELDS: tuple[Field[UserWork], ...] = (
     (Column("USER", flexible=True, most=16), lambda user: user.user),
     (Column("ENDED", right=True), lambda user: f"{sum(user.work.ended.values()):,}"),
-    (Column("WELL", right=True), lambda user: f"{user.work.ended.get('succeeded', 0):,}"),
-    (Column("RUN", right=True), lambda user: f"{user.work.running:,}"),
+    (Column("OK", right=True), lambda user: f"{user.work.ended.get('succeeded', 0):,}"),
+    (Column("RUNNING", right=True), lambda user: f"{user.work.running:,}"),
     (Column("GPU TIME", right=True), lambda user: show_s(user.work.gpu_s)),
     (Column("WAITED", right=True), lambda user: _mean_wait(user.work)),
     (Column("ENERGY", right=True), _user_energy),
@@ -59,9 +59,10 @@ GPU_FIELDS: tuple[Field[GpuWork], ...] = (
 def command(since: str | None, as_json: bool) -> None:
     """Tasks, waiting times, GPU time and energy over a period, by user and by GPU.
 
-    The period starts on a full hour. An attempt that crosses its bounds counts with the part inside. HELD and SHARED
-    are the shares of the observed time with at least one and at least two tasks on the GPU. ENERGY is the energy of
-    the GPU; IDLE its energy at idle power; TASKS the energy above that, attributed to tasks.
+    The period starts on a full hour. An attempt that crosses its bounds counts with the part inside. OK is the number
+    of succeeded tasks. HELD and SHARED are the shares of the observed time with at least one and at least two tasks on
+    the GPU. ENERGY is the energy of the GPU; IDLE its energy at idle power; TASKS the energy above that, attributed to
+    tasks.
 
     `carma run-report` (distribution carma-lab) makes tables, plots and an HTML page of the same period.
     """

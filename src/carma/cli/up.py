@@ -30,13 +30,13 @@ POLICIES = "exclusive, round-robin, first-fit, best-fit, magm, lug, goodput, hor
 
 @verb("up", examples=EXAMPLES)
 @click.option("--virtual-gpus", type=whole(1), metavar="N", help="Number of virtual GPUs to use.")
-@click.option("--gpu-memory", type=Parsed("SIZE", parse_mib), help="Memory of each virtual GPU (40GiB).")
-@click.option("--policy", metavar="NAME", help=f"Placement policy (magm): {POLICIES}.")
-@click.option("--speed", type=Parsed("X", parse_factor), help="Speed of virtual GPUs (1 = real time).")
+@click.option("--gpu-memory", type=Parsed("SIZE", parse_mib), help="Memory of each virtual GPU (default 40GiB).")
+@click.option("--policy", metavar="NAME", help=f"Placement policy (default magm): {POLICIES}.")
+@click.option("--speed", type=Parsed("X", parse_factor), help="Speed of virtual GPUs (default 1: real time).")
 @click.option("--detach", "-d", is_flag=True, help="Run in the background; return when the daemon serves.")
 @click.option("--config", "file", type=click.Path(path_type=Path), metavar="FILE", help="Settings file to use.")
 @click.option("--set", "pairs", multiple=True, callback=read_pairs, metavar="NAME=VALUE", help="Setting; repeatable.")
-@click.option("--log-level", metavar="LEVEL", help="Log level (info): debug, info, warning, error.")
+@click.option("--log-level", metavar="LEVEL", help="Log level: debug, info (default), warning, error.")
 @click.option(
     "--new-database", is_flag=True, help="Start with an empty database; keep the existing one as carma.db.old1."
 )

@@ -78,7 +78,7 @@ def chosen_tasks(which: str) -> Callable[[Function], Function]:
     """IDs, --name or --all, for verbs that change tasks. `connection.for_chosen` resolves them."""
 
     def decorate(function: Function) -> Function:
-        function = click.option("-n", "--name", metavar="NAME", help=f"Your {which} of this name.")(function)
+        function = click.option("-n", "--name", metavar="NAME", help="Select tasks by name.")(function)
         function = click.option("--all", "everything", is_flag=True, help=f"All your {which}.")(function)
         return task_ids(required=False)(function)
 
