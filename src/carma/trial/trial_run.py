@@ -41,7 +41,7 @@ class TrialRuns:
 
     def __init__(
         self,
-        cache_dir: Path | None,
+        cache_dir: Path,
         limit_s: float = Limits.seconds,
         memory_mib: int = Limits.memory_mib,
         steps: int = 3,
@@ -49,13 +49,13 @@ class TrialRuns:
         inside: Path = _INSIDE,
         make_sandbox: Callable[[], Sandbox] = Sandbox,
     ) -> None:
-        """`cache_dir`: of trials and compiled files; None: trials are kept in memory only."""
+        """`cache_dir`: for trials and compiled files."""
         self._limits = Limits(seconds=limit_s, memory_mib=memory_mib, scratch_mib=max(256, memory_mib // 4))
         self._steps = steps
         self._inside = inside
         self._make_sandbox = make_sandbox
-        self._builds = None if cache_dir is None else cache_dir / "builds"
-        self._cache = TrialCache(None if cache_dir is None else cache_dir / "trials")
+        self._builds = cache_dir / "builds"
+        self._cache = TrialCache(cache_dir / "trials")
         self._lock = threading.Lock()
         self._under_way: dict[str, threading.Lock] = {}
         self._sandboxes: dict[TaskId, list[Sandbox]] = {}
@@ -166,8 +166,6 @@ class TrialRuns:
 
     def _keep_for(self, owner: Owner) -> str | None:
         """The owner's directory of compiled files: what one user compiled is never loaded for another."""
-        if self._builds is None:
-            return None
         folder = self._builds / str(owner.uid)
         with contextlib.suppress(OSError):  # without it, it is compiled each time
             if folder.is_dir() and _exceeds(folder, self._limits.keep_mib * 2**20):
@@ -182,6 +180,5 @@ class TrialRuns:
 def _exceeds(folder: Path, limit_bytes: int) -> bool:
     """Only regular files directly in it belong there."""
     entries = list(os.scandir(folder))
-    if any(entry.is_dir(follow_symlinks=False) for entry in entries):
-        return True
-    return sum(entry.stat(follow_symlinks=False).st_size for entry in entries) > limit_bytes
+    size = sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
+    return size > limit_bytes or any(entry.is_dir(follow_symlinks=False) for entry in entries)

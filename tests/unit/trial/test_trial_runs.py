@@ -214,8 +214,7 @@ def test_a_damaged_file_is_no_trial_and_goes(tmp_path: Path) -> None:
 
 
 def test_the_longest_unused_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carma.trial.trial_cache.DISK_ENTRIES", 2)
-    monkeypatch.setattr("carma.trial.trial_cache.ENTRIES", 1)
+    monkeypatch.setattr("carma.trial.trial_cache.ENTRIES", 2)
     cache = TrialCache(tmp_path)
     for number, name in enumerate("abc"):
         cache.put(name, _trial(number))
