@@ -20,6 +20,7 @@ CASES = """
 import json, os, sys
 sys.path.insert(0, sys.argv[1])
 import torch
+import torch._dynamo  # once: each optimizer would import it in its fork
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint

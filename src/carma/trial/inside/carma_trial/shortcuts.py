@@ -15,7 +15,8 @@ def install():
     _no_large_initialisation()
     _no_compiling()
     torch._C._jit_override_can_fuse_on_gpu(False)  # TorchScript would compile kernels
-    _no_extensions()
+    import_hooks.when_imported("torch.utils.cpp_extension", _refuse_extensions)
+    import_hooks.when_imported("torch.profiler.profiler", _profile_cpu_only)
     torch.Tensor.pin_memory = lambda tensor, *_a, **_w: tensor
     torch.Tensor.is_pinned = lambda *_a, **_w: False
 
@@ -66,13 +67,22 @@ def _no_compiling():
     torch.nn.Module.compile = lambda *_args, **_words: note()
 
 
-def _no_extensions():
+def _refuse_extensions(module):
     """A CUDA extension of the script cannot run without a GPU, and its memory is unknown."""
 
     def refuse(name=None, *_args, **_words):
         report.refuse("unsupported", f"the script builds a CUDA extension ({name}), whose memory is unknown")
 
-    def change(module):
-        module.load = module.load_inline = refuse
+    module.load = module.load_inline = refuse
 
-    import_hooks.when_imported("torch.utils.cpp_extension", change)
+
+def _profile_cpu_only(module):
+    """With CUDA the profiler fails, with a stack trace, at each operator: that takes seconds for each step."""
+    profile = module._KinetoProfile
+    make = profile.__init__
+
+    @functools.wraps(make)
+    def __init__(self, **words):
+        make(self, **{**words, "activities": [module.ProfilerActivity.CPU]})
+
+    profile.__init__ = __init__
