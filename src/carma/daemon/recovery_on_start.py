@@ -35,7 +35,7 @@ from carma.errors import StoreError
 log = logging.getLogger("carma.daemon")
 
 
-class Replayed:
+class ReplayedLog:
     """The state as the log gives it, and facts of the log that the state does not hold."""
 
     def __init__(self, state: State, sequence: int) -> None:
@@ -71,8 +71,8 @@ class Replayed:
                 pass
 
 
-def replay(loaded: Loaded, rules: Rules, policy: Policy) -> Replayed:
-    replayed = Replayed(restore_state(rules, policy, loaded.checkpoint), loaded.sequence)
+def replay(loaded: Loaded, rules: Rules, policy: Policy) -> ReplayedLog:
+    replayed = ReplayedLog(restore_state(rules, policy, loaded.checkpoint), loaded.sequence)
     for held in replayed.state.on_gpu.values():
         if len(held) > 1:
             replayed.shared.update(held)
@@ -90,7 +90,7 @@ def last_time(loaded: Loaded) -> float:
     return max(times, default=0.0)
 
 
-async def reconcile(shell: Shell, loop: Loop, replayed: Replayed) -> None:
+async def reconcile(shell: Shell, loop: Loop, replayed: ReplayedLog) -> None:
     """The writer must be running. The core proposes nothing before this has ended."""
     executor = loop.executor
     executor.shared |= replayed.shared
@@ -125,7 +125,7 @@ async def _commit_outcomes(shell: Shell, loop: Loop) -> None:
 
 
 def _left_to_do(
-    shell: Shell, replayed: Replayed
+    shell: Shell, replayed: ReplayedLog
 ) -> Iterator[tuple[EstimateTask | StopAttempt | PreemptAttempt, float]]:
     """Commands that may not have been carried out, each with the time when it was decided."""
     now = shell.clock.now()

@@ -27,11 +27,11 @@ from carma.daemon.daemon_log import ErrorLog
 from carma.daemon.estimating.estimates import Estimates
 from carma.daemon.executor import Executor
 from carma.daemon.housekeeping import keep_tidy
-from carma.daemon.http.server import HttpServer, fitting_limits
+from carma.daemon.http.http_server import HttpServer, fitting_limits
 from carma.daemon.http.socket_address import Address, keep_reachable
 from carma.daemon.loop import Loop
 from carma.daemon.probes.pool import Probes
-from carma.daemon.recovery_on_start import Replayed, last_time, reconcile, replay, skip_used_ids
+from carma.daemon.recovery_on_start import ReplayedLog, last_time, reconcile, replay, skip_used_ids
 from carma.daemon.shell import Shell
 from carma.daemon.startup import home_directory as home
 from carma.daemon.startup.gpu_source import GpuSource, check_listed, open_gpus
@@ -55,14 +55,14 @@ TEND_S = 5.0  # between checks of MPS servers that are idle or ending
 CLOSE_LIMIT_S = 30.0
 
 
-class Parts(NamedTuple):
+class DaemonParts(NamedTuple):
     shell: Shell
     loop: Loop
     launcher: ProcessLauncher
     estimates: Estimates
     probes: Probes
     store: SqliteStore
-    replayed: Replayed
+    replayed: ReplayedLog
 
 
 async def serve(paths: Paths, loaded: Loaded, store: SqliteStore, ready: Callable[[], None]) -> int:
@@ -106,14 +106,14 @@ def _exit_code(shell: Shell) -> int:
     return 0
 
 
-def _handle_signals(parts: Parts) -> None:
+def _handle_signals(parts: DaemonParts) -> None:
     events = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         events.add_signal_handler(number, parts.shell.request_stop)
     events.add_signal_handler(signal.SIGCHLD, parts.loop.executor.poll_now.set)  # a runner has ended
 
 
-def _start_background(parts: Parts, server: HttpServer, address: Address) -> list[asyncio.Task[None]]:
+def _start_background(parts: DaemonParts, server: HttpServer, address: Address) -> list[asyncio.Task[None]]:
     """The HTTP server comes first: it ends by itself."""
     shell, store = parts.shell, parts.store
     work: dict[str, Coroutine[object, object, None]] = {
@@ -126,7 +126,7 @@ def _start_background(parts: Parts, server: HttpServer, address: Address) -> lis
     return [asyncio.create_task(one, name=name) for name, one in work.items()]
 
 
-async def _close(parts: Parts) -> None:
+async def _close(parts: DaemonParts) -> None:
     # Before the state has settled it is not known what runs under the MPS servers. If the database is gone, another
     # daemon may use them by now.
     if parts.loop.settled.is_set() and parts.store.in_place():
@@ -140,7 +140,7 @@ async def _close(parts: Parts) -> None:
     await parts.loop.writer.close()
 
 
-async def _maintain(parts: Parts) -> None:
+async def _maintain(parts: DaemonParts) -> None:
     """Stops MPS servers that are no longer needed, also when no task runs."""
     while True:
         await asyncio.sleep(TEND_S)
@@ -153,7 +153,7 @@ async def _maintain(parts: Parts) -> None:
 # Building.
 
 
-def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> Parts:
+def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> DaemonParts:
     settings = loaded.settings
     policy = load_policy(settings.placement.policy, settings.plugins)
     source = open_gpus(settings, paths)
@@ -176,7 +176,7 @@ def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> Parts:
     estimates = _make_estimates(shell, source, gpus)
     executor = Executor(shell, launcher, estimates, probes.find_frameworks if source.trials else None)
     loop = Loop(shell, executor, source.sampler, period_s=settings.monitor.period_s)
-    return Parts(shell, loop, launcher, estimates, probes, store, replayed)
+    return DaemonParts(shell, loop, launcher, estimates, probes, store, replayed)
 
 
 def _make_launcher(paths: Paths, loaded: Loaded, source: GpuSource, gpus: Sequence[Gpu]) -> ProcessLauncher:

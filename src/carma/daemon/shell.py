@@ -46,7 +46,7 @@ class Change(NamedTuple):
             self.done.set_exception(error)
 
 
-class Database(Store, Archive, Protocol):
+class StoreAndArchive(Store, Archive, Protocol):
     """The log of events and the archive, in one file."""
 
 
@@ -56,7 +56,7 @@ class Shell:
         *,
         state: State,
         sequence: int,
-        store: Database,
+        store: StoreAndArchive,
         clock: SteadyClock,
         loaded: Loaded,
         paths: Paths,

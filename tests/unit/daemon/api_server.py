@@ -37,7 +37,7 @@ from carma.core.state_checkpoint import checkpoint, forget
 from carma.daemon.api.application import make_app
 from carma.daemon.auth import Authenticator, Peer, UserNames
 from carma.daemon.clock import SteadyClock
-from carma.daemon.http.server import HttpServer, Limits
+from carma.daemon.http.http_server import HttpLimits, HttpServer
 from carma.daemon.http.socket_address import bind
 from carma.daemon.shell import Shell
 from carma.daemon.subscribers import Subscription
@@ -80,7 +80,7 @@ class Watched(Shell):
 
 
 class Served:
-    def __init__(self, home: Path, own_uid: int, settings: Settings, limits: Limits, gpus: int) -> None:
+    def __init__(self, home: Path, own_uid: int, settings: Settings, limits: HttpLimits, gpus: int) -> None:
         self.uid = own_uid  # who connects next
         self.own_uid = own_uid
         self.home = home
@@ -233,7 +233,7 @@ class Served:
 
 @contextlib.contextmanager
 def serving(
-    *, own_uid: int = DAEMON, settings: Settings = Settings(), limits: Limits = Limits(), gpus: int = 2
+    *, own_uid: int = DAEMON, settings: Settings = Settings(), limits: HttpLimits = HttpLimits(), gpus: int = 2
 ) -> Iterator[Served]:
     home = Path(tempfile.mkdtemp(prefix="carma-api-", dir="/tmp"))
     try:

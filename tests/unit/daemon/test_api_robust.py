@@ -16,7 +16,7 @@ import pytest
 from carma import errors
 from carma.config import Daemon, Settings
 from carma.core.model.outcome import Succeeded
-from carma.daemon.http.server import Limits, fitting_limits
+from carma.daemon.http.http_server import HttpLimits, fitting_limits
 from carma.daemon.http.socket_address import bind
 from tests.unit.daemon.api_server import ALICE, BOB, Served, serving, until
 
@@ -24,7 +24,7 @@ from tests.unit.daemon.api_server import ALICE, BOB, Served, serving, until
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Served]:
     """One server for all that must not harm it; each test ends by seeing that it still answers."""
-    with serving(settings=Settings(daemon=Daemon(max_request_mib=1)), limits=Limits(head_bytes=16_384)) as made:
+    with serving(settings=Settings(daemon=Daemon(max_request_mib=1)), limits=HttpLimits(head_bytes=16_384)) as made:
         yield made
 
 
@@ -188,7 +188,7 @@ def test_200_idle_connections_delay_no_request(served: Served) -> None:
 
 
 def test_too_many_connections_are_refused_politely_and_only_for_a_while() -> None:
-    with serving(limits=Limits(connections=4, connections_per_user=4)) as served:
+    with serving(limits=HttpLimits(connections=4, connections_per_user=4)) as served:
         with contextlib.ExitStack() as stack:
             for _ in range(4):
                 stack.enter_context(served.raw())
@@ -201,7 +201,7 @@ def test_too_many_connections_are_refused_politely_and_only_for_a_while() -> Non
 
 
 def test_one_user_cannot_take_all_connections() -> None:
-    with serving(own_uid=0, limits=Limits(connections=10, connections_per_user=2)) as served:
+    with serving(own_uid=0, limits=HttpLimits(connections=10, connections_per_user=2)) as served:
         with contextlib.ExitStack() as stack:
             served.uid = ALICE
             for _ in range(2):
@@ -215,7 +215,7 @@ def test_one_user_cannot_take_all_connections() -> None:
 
 
 def test_a_connection_that_asks_nothing_is_closed() -> None:
-    with serving(limits=Limits(idle_s=0.05, request_s=0.05)) as served:
+    with serving(limits=HttpLimits(idle_s=0.05, request_s=0.05)) as served:
         with served.raw() as idle, served.raw() as half:
             half.sendall(b"GET /v1/ser")
             assert idle.recv(10) == b""
@@ -224,7 +224,7 @@ def test_a_connection_that_asks_nothing_is_closed() -> None:
 
 
 def test_a_connection_that_has_asked_all_is_closed_and_asked_again_without_the_user_noticing() -> None:
-    with serving(limits=Limits(idle_s=1.0)) as served:
+    with serving(limits=HttpLimits(idle_s=1.0)) as served:
         client = served.client()
         assert client.server().gpus == 2
         until(lambda: served.server.open_connections == 0)
@@ -232,7 +232,7 @@ def test_a_connection_that_has_asked_all_is_closed_and_asked_again_without_the_u
 
 
 def test_a_reader_that_stands_still_is_dropped() -> None:
-    with serving(limits=Limits(stalled_s=0.05)) as served:
+    with serving(limits=HttpLimits(stalled_s=0.05)) as served:
         task = served.client().submit(served.request()).ids[0]
         served.estimated(task)
         key = served.place(task)

@@ -23,7 +23,7 @@ from carma.daemon.executor import FindFrameworks
 from carma.daemon.loop import Loop
 from carma.daemon.probes import pool as probes_module
 from carma.daemon.probes.pool import Probes
-from carma.daemon.recovery_on_start import Replayed, reconcile
+from carma.daemon.recovery_on_start import ReplayedLog, reconcile
 from carma.daemon.shell import Shell
 from carma.launch.confinement import GpuConfiner
 from carma.launch.process import ProcessLauncher
@@ -93,7 +93,7 @@ async def serving(launcher: Launcher, find: FindFrameworks) -> AsyncIterator[Ser
     loop = Loop(shell, make_executor(shell, launcher, (Declared(),), find), Card(), period_s=0.05)
     running = asyncio.create_task(loop.run())
     try:
-        await reconcile(shell, loop, Replayed(shell.state, 0))
+        await reconcile(shell, loop, ReplayedLog(shell.state, 0))
         yield Server(shell)
     finally:
         running.cancel()

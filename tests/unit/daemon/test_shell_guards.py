@@ -37,7 +37,7 @@ from carma.core.telemetry.usage import count
 from carma.daemon import found_attempts as finder
 from carma.daemon import writer as writer_module
 from carma.daemon.loop import Loop, ProcessOwners
-from carma.daemon.recovery_on_start import Replayed, reconcile
+from carma.daemon.recovery_on_start import ReplayedLog, reconcile
 from carma.daemon.shell import Shell
 from carma.errors import StoreError
 from carma.store.memory import MemoryStore
@@ -118,7 +118,7 @@ async def serving(plan: Plan, period_s: float) -> AsyncIterator[Server]:
     loop = Loop(shell, make_executor(shell, launcher, (Declared(),)), card, period_s=period_s)
     running = asyncio.create_task(loop.run())
     try:
-        await reconcile(shell, loop, Replayed(shell.state, 0))
+        await reconcile(shell, loop, ReplayedLog(shell.state, 0))
         yield Server(shell, loop, launcher, card)
     finally:
         running.cancel()

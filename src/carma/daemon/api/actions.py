@@ -22,7 +22,7 @@ from carma.core.state import SERVER, State
 from carma.daemon.api import submission_checks as checks
 from carma.daemon.auth import Identity, require_owner
 from carma.daemon.estimating.estimates import Estimates
-from carma.daemon.http.request import Call
+from carma.daemon.http.request import ApiCall
 from carma.daemon.shell import Shell, no_such_task
 from carma.daemon.views.explanation import explain_entries
 from carma.daemon.views.story import booked
@@ -44,7 +44,7 @@ class Actions:
         self._check_files = check_files
         self._pending = checks.PendingSubmissions()
 
-    async def submit(self, call: Call) -> t.SubmitAnswer:
+    async def submit(self, call: ApiCall) -> t.SubmitAnswer:
         request: t.SubmitRequest = call.body
         shell, who = self._shell, call.who
         spec = shell.shared(checks.check_spec(request.spec, who, shell.clock.now()))
@@ -124,7 +124,7 @@ class Actions:
         note += f"; {sharing_note}" if sharing_note else ""
         return t.SubmitAnswer(ids=(), note=note, explain=explain_entries(decision, state))
 
-    async def cancel(self, call: Call) -> t.Done:
+    async def cancel(self, call: ApiCall) -> t.Done:
         request: t.CancelRequest = call.body
         checks.check_range("signal", request.signal, 1, 64)
         checks.check_comment(request.reason)
@@ -139,15 +139,15 @@ class Actions:
         await self._change_task(call, decide)
         return t.Done(note=notes[-1])
 
-    async def hold(self, call: Call) -> t.Done:
+    async def hold(self, call: ApiCall) -> t.Done:
         await self._set_held(call, held=True)
         return t.Done(note=f"task {call.task} is held")
 
-    async def release(self, call: Call) -> t.Done:
+    async def release(self, call: ApiCall) -> t.Done:
         await self._set_held(call, held=False)
         return t.Done(note=f"task {call.task} may start")
 
-    async def _set_held(self, call: Call, *, held: bool) -> None:
+    async def _set_held(self, call: ApiCall, *, held: bool) -> None:
         def decide(_state: State, task: Task, now: float) -> Sequence[e.Durable]:
             if not isinstance(task.status, s.Queued | s.Estimating):
                 raise WrongState(
@@ -159,7 +159,7 @@ class Actions:
 
         await self._change_task(call, decide)
 
-    async def retry(self, call: Call) -> t.Done:
+    async def retry(self, call: ApiCall) -> t.Done:
         request: t.RetryRequest = call.body
         await look_up_own(self._shell, call)
 
@@ -177,7 +177,7 @@ class Actions:
         await self._shell.change(make)
         return t.Done(note=f"task {call.task} is queued again")
 
-    async def preempt(self, call: Call) -> t.Done:
+    async def preempt(self, call: ApiCall) -> t.Done:
         request: t.PreemptRequest = call.body
         checks.check_comment(request.reason)
         notes: list[str] = []
@@ -189,7 +189,7 @@ class Actions:
         await self._change_task(call, decide)
         return t.Done(note=notes[-1])
 
-    async def update(self, call: Call) -> Task:
+    async def update(self, call: ApiCall) -> Task:
         """Returns the task; the caller makes the view."""
         request: t.UpdateRequest = call.body
 
@@ -203,20 +203,20 @@ class Actions:
         await self._change_task(call, decide)
         return await self._shell.look_up(call.task)
 
-    async def drain(self, call: Call) -> t.Done:
+    async def drain(self, call: ApiCall) -> t.Done:
         request: t.DrainRequest = call.body
         checks.check_comment(request.reason)
         gpu = _gpu(self._shell.state, request.gpu)
         await self._shell.commit([e.GpuDrained(self._shell.clock.now(), gpu, request.reason)])
         return t.Done(note=f"{_named(request.gpu)} takes no new tasks; running tasks continue")
 
-    async def resume(self, call: Call) -> t.Done:
+    async def resume(self, call: ApiCall) -> t.Done:
         request: t.DrainRequest = call.body
         gpu = _gpu(self._shell.state, request.gpu)
         await self._shell.commit([e.GpuResumed(self._shell.clock.now(), gpu)])
         return t.Done(note=_resume_note(self._shell.state, request.gpu))
 
-    async def _change_task(self, call: Call, decide: Decide) -> None:
+    async def _change_task(self, call: ApiCall, decide: Decide) -> None:
         """Commit what `decide` returns for the task. Only its owner and administrators may; it must not be finished."""
         await look_up_own(self._shell, call)
 
@@ -236,7 +236,7 @@ class Actions:
         return task
 
 
-async def look_up_own(shell: Shell, call: Call) -> Task:
+async def look_up_own(shell: Shell, call: ApiCall) -> Task:
     """The task of a route that only its owner and administrators may use."""
     found = await shell.look_up(call.task)
     require_owner(call.who, found, call.route.name)

@@ -29,11 +29,11 @@ from carma.core.scheduling.queue_order import queued_ids
 from carma.core.state import SERVER, State, queue_key
 from carma.daemon.api.actions import Actions, CheckFiles, look_up_own
 from carma.daemon.api.event_stream import server_sent_events
-from carma.daemon.api.history import History
+from carma.daemon.api.history import HistoryRoutes
 from carma.daemon.api.log_stream import LogStream
 from carma.daemon.auth import Authenticator, Identity, uid_of
 from carma.daemon.estimating.estimates import Estimates
-from carma.daemon.http.request import MIB, Call, Handler, endpoint, problem
+from carma.daemon.http.request import MIB, ApiCall, Handler, endpoint, problem
 from carma.daemon.shell import Shell
 from carma.daemon.views.explanation import explanation
 from carma.daemon.views.gpu_views import gpu_views
@@ -111,7 +111,7 @@ class Api:
         self._authenticator = authenticator
         self._closing = closing
         self._actions = Actions(shell, estimates, check_files)
-        self._history = History(shell, self._context)
+        self._history = HistoryRoutes(shell, self._context)
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -147,7 +147,7 @@ class Api:
         shell = self._shell
         return ViewContext(shell.state, shell.clock.now(), who, shell.paths.log_dir, self._estimates.stage)
 
-    async def server(self, call: Call) -> t.ServerView:
+    async def server(self, call: ApiCall) -> t.ServerView:
         shell, state = self._shell, self._shell.state
         finished = sum(isinstance(task.status, Finished) for task in state.tasks.values())
         own_uid = self._authenticator.own_uid
@@ -169,7 +169,7 @@ class Api:
             mechanism=state.rules.sharing.mechanism,
         )
 
-    async def tasks(self, call: Call) -> list[t.TaskView]:
+    async def tasks(self, call: ApiCall) -> list[t.TaskView]:
         state = self._shell.state
         uid, wanted = self._uid(call), _state(call)
         live = [
@@ -191,7 +191,7 @@ class Api:
         queue = list(queued_ids(state, self._shell.clock.now()))
         return {task_id: position - len(queue) for position, task_id in enumerate(queue)}
 
-    async def history(self, call: Call) -> Response:
+    async def history(self, call: ApiCall) -> Response:
         return await self._history.page(call, self._uid(call), _outcomes(call))
 
     async def _views(self, tasks: list[Task], who: Identity) -> list[t.TaskView]:
@@ -203,7 +203,7 @@ class Api:
             await asyncio.sleep(0)
         return made
 
-    def _uid(self, call: Call) -> int | None:
+    def _uid(self, call: ApiCall) -> int | None:
         """The user whose tasks are wanted: the caller, a named user, or everyone (None)."""
         name: str | None = call.query.get("user")
         if name is None:
@@ -215,7 +215,7 @@ class Api:
             raise NotFound(f"there is no user {name[:40]!r}", "'all' stands for all users")
         return uid
 
-    async def task(self, call: Call) -> t.TaskView:
+    async def task(self, call: ApiCall) -> t.TaskView:
         found = await self._shell.look_up(call.task)
         wait_s = call.query.get("wait_s")
         if wait_s is not None and wait_s > 0:
@@ -226,13 +226,13 @@ class Api:
     def _view(self, task: Task, who: Identity) -> t.TaskView:
         return task_views([task], self._context(who))[0]
 
-    async def explain(self, call: Call) -> t.Explanation:
+    async def explain(self, call: ApiCall) -> t.Explanation:
         return explanation(await self._shell.look_up(call.task), self._context(call.who))
 
-    async def update(self, call: Call) -> t.TaskView:
+    async def update(self, call: ApiCall) -> t.TaskView:
         return self._view(await self._actions.update(call), call.who)
 
-    async def logs(self, call: Call) -> Response:
+    async def logs(self, call: ApiCall) -> Response:
         task = await look_up_own(self._shell, call)
         attempt, stream = call.query.get("attempt"), call.query.get("stream", "stdout")
         if stream not in ("stdout", "stderr"):
@@ -253,23 +253,23 @@ class Api:
         offset = {OFFSET_HEADER: str(file.offset if file is not None else 0)}
         return _stream(output.pieces(file), "application/octet-stream", offset)
 
-    async def gpus(self, _call: Call) -> list[t.GpuView]:
+    async def gpus(self, _call: ApiCall) -> list[t.GpuView]:
         return gpu_views(self._shell.state, self._shell.clock.now())
 
-    async def users(self, call: Call) -> list[UserView]:
+    async def users(self, call: ApiCall) -> list[UserView]:
         return user_views(self._shell.state, call.who, self._shell.clock.now())
 
-    async def events(self, _call: Call) -> Response:
+    async def events(self, _call: ApiCall) -> Response:
         body = server_sent_events(self._shell.subscribe(), lambda: self._shell.state, self._closing)
         return _stream(body, "text/event-stream")
 
-    async def settings(self, _call: Call) -> list[t.SettingView]:
+    async def settings(self, _call: ApiCall) -> list[t.SettingView]:
         return [
             t.SettingView(name=line.name, value=line.value, origin=line.origin, description=line.description)
             for line in describe(self._shell.settings, self._shell.origins)
         ]
 
-    async def shutdown(self, call: Call) -> t.Done:
+    async def shutdown(self, call: ApiCall) -> t.Done:
         request: t.ShutdownRequest = call.body
         self._shell.request_stop(request.cancel_running)
         running = len(self._shell.state.active)
@@ -277,7 +277,7 @@ class Api:
         tasks = f"; {show_count(running, 'running task')} {fate}" if running else ""
         return t.Done(note=f"the daemon is stopping{tasks}")
 
-    async def openapi(self, _call: Call) -> dict[str, Any]:
+    async def openapi(self, _call: ApiCall) -> dict[str, Any]:
         return document()
 
 
@@ -293,7 +293,7 @@ def _stream(body: AsyncIterator[bytes], kind: str, more: dict[str, str] | None =
     return _Stream(body, media_type=kind, headers={"cache-control": "no-store", **(more or {})})
 
 
-def _state(call: Call) -> str | None:
+def _state(call: ApiCall) -> str | None:
     """The wanted state, by its name or its short code."""
     state: str | None = call.query.get("state")
     if state is None:
@@ -303,7 +303,7 @@ def _state(call: Call) -> str | None:
     return state.lower()
 
 
-def _outcomes(call: Call) -> Collection[str] | None:
+def _outcomes(call: ApiCall) -> Collection[str] | None:
     """The outcomes that belong to the wanted state; None: all of them."""
     state = _state(call)
     if state is None or state == "finished":

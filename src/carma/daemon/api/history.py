@@ -20,7 +20,7 @@ from carma.core.model.task import Task
 from carma.core.model.values import LARGEST_ID, TaskId
 from carma.core.ports import Archive, End
 from carma.daemon.auth import Identity
-from carma.daemon.http.request import Call
+from carma.daemon.http.request import ApiCall
 from carma.daemon.shell import Shell
 from carma.daemon.views.report import DEFAULT_SPAN_S, Totals, full_hour, report
 from carma.daemon.views.story import story
@@ -56,12 +56,12 @@ class Wanted(NamedTuple):
         return self.before is None or end_of(task) < self.before
 
 
-class History:
+class HistoryRoutes:
     def __init__(self, shell: Shell, make_context: MakeContext) -> None:
         self._shell = shell
         self._context = make_context
 
-    async def page(self, call: Call, uid: int | None, kinds: Collection[str] | None) -> Response:
+    async def page(self, call: ApiCall, uid: int | None, kinds: Collection[str] | None) -> Response:
         cursor: str | None = call.query.get("cursor")
         wanted = Wanted(
             uid=uid,
@@ -77,13 +77,13 @@ class History:
         headers = {} if following is None else {CURSOR_HEADER: following}
         return Response(body, media_type="application/json", headers=headers)
 
-    async def story(self, call: Call) -> list[t.StoryLine]:
+    async def story(self, call: ApiCall) -> list[t.StoryLine]:
         task = await self._shell.look_up(call.task)
         gpus, whole = dict(self._shell.state.gpus), call.who.may_see(task)
         archive = self._shell.archive
         return await self._shell.read(lambda: story(archive.story(call.task), gpus, whole=whole))
 
-    async def report(self, call: Call) -> Report:
+    async def report(self, call: ApiCall) -> Report:
         shell, now = self._shell, self._shell.clock.now()
         since = full_hour(max(0.0, min(call.query.get("since", now - DEFAULT_SPAN_S), now)))
         totals = Totals(since, now)

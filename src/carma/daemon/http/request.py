@@ -21,7 +21,7 @@ MIB = 1024 * 1024
 _encode = msgspec.json.Encoder().encode
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class ApiCall(msgspec.Struct, frozen=True, kw_only=True):
     """A valid request from a known user."""
 
     route: Route
@@ -31,7 +31,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     body: Any = None  # an instance of the route's request type
 
 
-Handler = Callable[[Call], Awaitable[object]]
+Handler = Callable[[ApiCall], Awaitable[object]]
 
 
 def endpoint(
@@ -65,7 +65,7 @@ def problem(error: CarmaError) -> Response:
     return Response(body, error.http_status, headers, media_type="application/json")
 
 
-async def read_call(request: Request, route: Route, authenticator: Authenticator, max_bytes: int) -> Call:
+async def read_call(request: Request, route: Route, authenticator: Authenticator, max_bytes: int) -> ApiCall:
     peer: Peer | None = request.scope["state"].get("peer")
     if peer is None:
         raise NotAllowed("the kernel did not say who you are")
@@ -73,7 +73,7 @@ async def read_call(request: Request, route: Route, authenticator: Authenticator
     if route.who == "admin":
         require_admin(who, route.name)
     raw = await read_body(request, max_bytes) if route.method != "GET" else b""
-    return Call(
+    return ApiCall(
         route=route,
         who=who,
         query=read_query(request, route.query),

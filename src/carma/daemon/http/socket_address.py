@@ -14,7 +14,7 @@ import socket
 import stat
 from pathlib import Path
 
-from carma.daemon.http.server import HttpServer
+from carma.daemon.http.http_server import HttpServer
 from carma.errors import AlreadyRunning, BadSettings, CarmaError
 from carma.store.store_errors import hint_of, reason_of
 from carma.transport import has_listener

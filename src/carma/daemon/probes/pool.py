@@ -27,11 +27,11 @@ from carma.daemon.probes.command_check import needed_fields
 from carma.daemon.probes.program import (
     Answer,
     CheckRunnable,
+    CommandRefused,
     FindFrameworks,
-    Found,
+    FrameworksFound,
     Passed,
-    Problem,
-    Refusal,
+    ProbeProblem,
     Request,
     Start,
 )
@@ -81,7 +81,7 @@ class Probes:
         match answer:
             case Passed():
                 return
-            case Refusal(message=message, hint=hint):
+            case CommandRefused(message=message, hint=hint):
                 raise NotRunnable(message, hint)
             case _:
                 raise _unexpected(answer)
@@ -94,7 +94,9 @@ class Probes:
             return Frameworks(problem=f"the files of its interpreter did not answer within {LAUNCH_LIMIT_S:g} s")
         except Busy as error:
             return Frameworks(problem=str(error))
-        return answer.frameworks if isinstance(answer, Found) else Frameworks(problem=str(_unexpected(answer)))
+        return (
+            answer.frameworks if isinstance(answer, FrameworksFound) else Frameworks(problem=str(_unexpected(answer)))
+        )
 
     async def ask(self, owner: Owner, request: Request, limit_s: float) -> Answer:
         """Raises NoAnswer or Busy."""
@@ -295,5 +297,5 @@ def _switches(owner: Owner) -> bool:
 
 
 def _unexpected(answer: Answer) -> CarmaError:
-    reason = answer.reason if isinstance(answer, Problem) else f"unexpected answer {type(answer).__name__}"
+    reason = answer.reason if isinstance(answer, ProbeProblem) else f"unexpected answer {type(answer).__name__}"
     return CarmaError(f"the files of the command could not be checked: {reason}")

@@ -32,13 +32,13 @@ class Start(Record, frozen=True, tag="start"):
 
 
 class CheckRunnable(Record, frozen=True, tag="runnable"):
-    """Answered with Passed or Refusal."""
+    """Answered with Passed or CommandRefused."""
 
     spec: TaskSpec
 
 
 class FindFrameworks(Record, frozen=True, tag="frameworks"):
-    """Answered with Found."""
+    """Answered with FrameworksFound."""
 
     spec: TaskSpec
 
@@ -47,38 +47,38 @@ class Passed(Record, frozen=True, tag="passed"):
     pass
 
 
-class Refusal(Record, frozen=True, tag="refusal"):
+class CommandRefused(Record, frozen=True, tag="refusal"):
     """The message and the hint of NotRunnable."""
 
     message: str
     hint: str
 
 
-class Found(Record, frozen=True, tag="found"):
+class FrameworksFound(Record, frozen=True, tag="found"):
     frameworks: Frameworks
 
 
-class Problem(Record, frozen=True, tag="problem"):
+class ProbeProblem(Record, frozen=True, tag="problem"):
     """The request could not be answered."""
 
     reason: str
 
 
 Request = CheckRunnable | FindFrameworks
-Answer = Passed | Refusal | Found | Problem
+Answer = Passed | CommandRefused | FrameworksFound | ProbeProblem
 _REQUESTS: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 
 
 def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     connection = socket.socket(fileno=0)
-    problem: Problem | None = None
+    problem: ProbeProblem | None = None
     with connection.makefile("rwb") as lines:
         start = msgspec.json.decode(lines.readline(), type=Start)
         try:
             take_identity(start.owner)
         except OSError as error:
-            problem = Problem(f"the credentials of the user cannot be taken: {error.strerror}")
+            problem = ProbeProblem(f"the credentials of the user cannot be taken: {error.strerror}")
         for line in lines:
             signal.alarm(SELF_DESTRUCT_S)
             lines.write(msgspec.json.encode(problem or answer(_REQUESTS.decode(line))) + b"\n")
@@ -107,10 +107,10 @@ def answer(request: Request) -> Answer:
                 check_runnable(spec)
                 return Passed()
             case FindFrameworks(spec=spec):
-                return Found(find(spec.command, spec.environment, spec.directory))
+                return FrameworksFound(find(spec.command, spec.environment, spec.directory))
             case _:
                 assert_never(request)
     except NotRunnable as error:
-        return Refusal(str(error), error.hint)
+        return CommandRefused(str(error), error.hint)
     except Exception as error:  # for example a path with a null byte
-        return Problem(f"{type(error).__name__}: {error}")
+        return ProbeProblem(f"{type(error).__name__}: {error}")

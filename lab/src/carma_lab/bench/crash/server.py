@@ -37,7 +37,7 @@ PAUSE_S = 0.002
 # Loads everything once and forks a daemon for each line that it reads: the same code and the same files as `carma up`.
 FORK_SERVER = """
 import os, sys
-import carma.daemon.main, carma.daemon.api.application, carma.daemon.http.server, carma.daemon.housekeeping
+import carma.daemon.main, carma.daemon.api.application, carma.daemon.http.http_server, carma.daemon.housekeeping
 import carma.daemon.recovery_on_start, carma.daemon.startup.gpu_source, carma.estimate.combination
 import carma.launch.process, carma.store.sqlite
 import carma.vgpu.virtual_server, carma.vgpu.sampler, carma.plugins

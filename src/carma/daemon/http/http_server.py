@@ -29,7 +29,7 @@ from carma.wire.api_types import Problem
 _REASONS = {400: "Bad Request", 403: "Forbidden", 413: "Content Too Large", 503: "Service Unavailable"}
 
 
-class Limits(Record, frozen=True, kw_only=True):
+class HttpLimits(Record, frozen=True, kw_only=True):
     connections: int = 512
     connections_per_user: int = 512  # root is exempt from both
     unfinished_bytes: int = 64 * 1024 * 1024  # of the bodies that one user is sending at the same time; root is exempt
@@ -40,14 +40,14 @@ class Limits(Record, frozen=True, kw_only=True):
     closing_s: int = 3  # for open answers, when the daemon ends
 
 
-def fitting_limits(own_uid: int) -> Limits:
+def fitting_limits(own_uid: int) -> HttpLimits:
     """As many connections as the process may hold open, with room for the daemon's own files. If the daemon serves
     several users (it is root), one of them cannot take all connections."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = 512
     if soft != resource.RLIM_INFINITY:
         most = max(16, min(most, soft // 2))
-    return Limits(connections=most, connections_per_user=most // 2 if own_uid == ROOT_UID else most)
+    return HttpLimits(connections=most, connections_per_user=most // 2 if own_uid == ROOT_UID else most)
 
 
 class Connection(HttpToolsProtocol):
@@ -56,7 +56,7 @@ class Connection(HttpToolsProtocol):
     def __init__(
         self,
         *args: Any,
-        limits: Limits,
+        limits: HttpLimits,
         peer_of: PeerReader,
         connections: Counter[int],
         unfinished: Counter[int],
@@ -216,7 +216,7 @@ class _Uvicorn(uvicorn.Server):
         await self.stopping.wait()
 
 
-def _config(app: Starlette, protocol: type[asyncio.Protocol], limits: Limits) -> uvicorn.Config:
+def _config(app: Starlette, protocol: type[asyncio.Protocol], limits: HttpLimits) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=protocol,
@@ -241,7 +241,7 @@ class HttpServer:
         self,
         app: Starlette,
         listener: socket.socket,
-        limits: Limits = Limits(),
+        limits: HttpLimits = HttpLimits(),
         *,
         peer_of: PeerReader = read_peer,
         closing: asyncio.Event | None = None,
