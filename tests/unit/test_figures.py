@@ -53,7 +53,7 @@ def test_a_replay_is_summed_up() -> None:
     assert (figures.sm_active_mean, figures.energy_j) == (0.5, 1000)
 
 
-def test_figures_that_nobody_gave_stay_unknown() -> None:
+def test_missing_figures_stay_unknown() -> None:
     figures = summarise([run(0, succeeded=False)])
     assert figures.slowdown_mean is None
     assert figures.slowdown_p95 is None
@@ -88,7 +88,7 @@ def test_change_in_percent() -> None:
     assert change_percent(None, 3) is None
 
 
-def test_the_table_shows_both_runs_the_change_and_what_was_published() -> None:
+def test_the_table_has_both_runs_the_change_and_the_published_change() -> None:
     exclusive = summarise([run(0, ran(100, 7300), alone_s=7200)], sm_active_mean=0.4, energy_j=7.2e6)
     collocated = summarise([run(0, ran(10, 3610), alone_s=1800)], sm_active_mean=0.6, energy_j=3.6e6)
     by_label = {row.label: row for row in rows(exclusive, collocated)}
@@ -121,7 +121,7 @@ def test_a_counter_is_read_between_its_readings() -> None:
     assert counter_between([], 50.0) is None
 
 
-def test_the_plain_view_says_how_a_run_stands() -> None:
+def test_the_plain_view_prints_the_progress_of_a_run() -> None:
     gpu = GpuView(
         gpu="GPU-1", index=0, name="v", kind="virtual", state="open", reason="", memory_mib=40960, used_mib=4096,
         booked_mib=4096, room_mib=36864, tasks=(3,), sm_active=0.5,

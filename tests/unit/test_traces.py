@@ -31,7 +31,7 @@ def test_columns_may_stand_in_any_order_and_optional_ones_are_read() -> None:
     assert (task.dram_active, task.sm_occupancy, task.sm_active) == (0.1, 0.2, 0.3)
 
 
-def test_what_is_not_known_is_left_empty_and_the_rest_has_a_default() -> None:
+def test_empty_cells_are_unknown_and_missing_columns_have_defaults() -> None:
     header = f"{HEADER},gr_active,power,model,batch,user,priority,first_mib,horus_mib,faketensor_mib,gpumemnet_mib"
     known, not_known = parse([header, f"{GOOD},0.9,0.4,resnet50,32,ana,-2,500,7904,2673,16000", GOOD + ",,,,0,,0,0,,,"],
                              "x.csv").tasks  # fmt: skip
@@ -67,7 +67,7 @@ def test_a_bad_optional_value_is_named_with_line_and_column(column: str, text: s
 
 
 @pytest.mark.parametrize("column", ["arrival_s", "gpus", "memory_mib", "seconds", "sm_active"])
-def test_what_is_required_may_not_be_empty(column: str) -> None:
+def test_a_required_cell_must_not_be_empty(column: str) -> None:
     row = dict(zip(HEADER.split(","), GOOD.split(","), strict=True)) | {column: ""}
     with pytest.raises(BadTrace, match=f"^my.csv line 2: {column}: is empty$"):
         parse([HEADER, ",".join(row.values())], "my.csv")
@@ -121,13 +121,13 @@ def test_a_bad_value_is_named_with_line_and_column(row: str, complaint: str) -> 
         ([HEADER, "5" + GOOD[1:], GOOD], "my.csv line 3: arrival_s: 0 is earlier than in the row above"),
     ],
 )
-def test_a_bad_file_says_what_is_wrong(lines: list[str], complaint: str) -> None:
+def test_the_error_of_a_bad_file_names_the_place_and_the_mistake(lines: list[str], complaint: str) -> None:
     with pytest.raises(BadTrace) as caught:
         parse(lines, "my.csv")
     assert str(caught.value).startswith(complaint)
 
 
-def test_files_that_are_missing_or_binary_are_told_apart(tmp_path: Path) -> None:
+def test_missing_files_directories_and_binary_files_have_different_errors(tmp_path: Path) -> None:
     binary = tmp_path / "b.csv"
     binary.write_bytes(b"\x00\xff\xfe")
     with pytest.raises(BadTrace, match="not a text file"):

@@ -49,7 +49,7 @@ def test_json_is_never_cut(daemon: Limited) -> None:
     assert len(json.loads(call("queue", "--json", "-n", "7").stdout)) == 7
 
 
-def test_a_table_that_is_cut_says_so(daemon: Limited, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_table_has_a_note(daemon: Limited, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "MAX_ROWS", 3)
     daemon.tasks = {number: task_view(number) for number in range(1, 6)}
     short = call("queue", "--no-header")

@@ -97,7 +97,7 @@ def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Card:
 
 
 @pytest.mark.usefixtures("torch_of_straw", "card")
-def test_what_was_measured_is_where_estimates_look(
+def test_estimates_use_the_measured_constants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(calibrate, "MAIN", measuring(tmp_path, WHOLE))
@@ -125,7 +125,7 @@ def test_what_was_measured_is_where_estimates_look(
 
 
 @pytest.mark.usefixtures("torch_of_straw", "card")
-def test_a_file_of_ones_choice_and_json(
+def test_constants_go_to_the_chosen_file_and_to_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(calibrate, "MAIN", measuring(tmp_path, WHOLE))
@@ -138,7 +138,7 @@ def test_a_file_of_ones_choice_and_json(
 
 
 @pytest.mark.usefixtures("torch_of_straw")
-def test_neighbours_are_told_of(
+def test_other_processes_on_the_gpu_cause_a_note(
     card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(calibrate, "MAIN", measuring(tmp_path, WHOLE))
@@ -207,7 +207,7 @@ def test_the_first_on_path_that_has_torch(tmp_path: Path) -> None:
 # The measuring
 
 
-def test_a_measuring_that_fails_says_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_failed_measurement_has_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "MAIN", measuring(tmp_path, "sys.exit('no usable GPU: it is on fire')"))
     with pytest.raises(Refused, match=r"exit code 1.*it is on fire"):
         calibrate.measure(sys.executable, "GPU-1", 30.0, os.environ)

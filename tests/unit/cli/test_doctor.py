@@ -91,7 +91,7 @@ def test_a_machine_with_everything_has_nothing_to_complain_about() -> None:
     assert "MPS" in found["caps"].text
 
 
-def test_a_machine_without_a_gpu_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_gpu_gives_one_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "find_program", lambda _environment: None)
     found = findings(Machine())
     assert found["gpus"] == Finding("gpus", "warn", "no driver", "try virtual ones")
@@ -101,7 +101,7 @@ def test_a_machine_without_a_gpu_is_told_once(monkeypatch: pytest.MonkeyPatch) -
     assert virtual["caps"].verdict == "ok"
 
 
-def test_without_sm_activity_the_cost_and_the_ways_out_are_told() -> None:
+def test_missing_sm_activity_is_a_warning_with_remedies() -> None:
     found = findings(Machine(gpu(0, COARSE), gpu(1), cards=(CardFacts(index=0), CardFacts(index=1))))["activity"]
     assert found.verdict == "warn"
     assert "GPU 0: coarse utilisation only; GPU 1: SM activity" in found.text
@@ -131,7 +131,7 @@ def test_a_lost_card_is_bad() -> None:
 @pytest.mark.parametrize(
     ("mechanism", "verdict"), [("auto", "warn"), ("mps", "bad"), ("timeslice", "ok"), ("mig", "ok")]
 )
-def test_mps_that_is_missing_matters_where_it_would_be_used(
+def test_missing_mps_is_a_problem_only_for_mechanisms_that_use_it(
     monkeypatch: pytest.MonkeyPatch, mechanism: str, verdict: str
 ) -> None:
     monkeypatch.setattr(sharing, "find_program", lambda _environment: None)
@@ -160,7 +160,7 @@ def running_as(name: str, directory: Path) -> Iterator[int]:
         process.wait()
 
 
-def test_an_mps_daemon_of_somebody_else_is_told(mps_program: Path, tmp_path: Path) -> None:
+def test_an_mps_daemon_of_another_program_is_a_warning(mps_program: Path, tmp_path: Path) -> None:
     pipes = mps_program / "pipes"
     pipes.mkdir()
     other = tmp_path / "other"
@@ -207,9 +207,7 @@ def test_a_compute_mode_is_reported_with_a_remedy(mode: Any, verdict: str, name:
         (CardFacts(index=0), "mig", "bad", "sharing.mechanism"),
     ],
 )
-def test_mig_is_told_and_what_an_administrator_would_do(
-    card: CardFacts, mechanism: str, verdict: str, said: str
-) -> None:
+def test_mig_modes_are_reported_with_a_remedy(card: CardFacts, mechanism: str, verdict: str, said: str) -> None:
     found = findings(Machine(gpu(0), cards=(card,), sharing__mechanism=mechanism))["mig"]
     assert found.verdict == verdict
     assert said in found.text
@@ -217,7 +215,7 @@ def test_mig_is_told_and_what_an_administrator_would_do(
 
 
 @pytest.mark.parametrize("virtual", [0, 2])
-def test_mig_wanted_where_no_card_is_leaves_no_gpu_for_tasks(virtual: int) -> None:
+def test_the_mechanism_mig_without_cards_leaves_no_gpu_for_tasks(virtual: int) -> None:
     found = findings(Machine(virtual=virtual, sharing__mechanism="mig"))["mig"]
     assert found.verdict == "bad"
     assert found.text.endswith("no GPU takes a task")
@@ -234,7 +232,7 @@ def test_cards_that_know_no_mig_are_not_spoken_of() -> None:
     assert "mig" not in findings(Machine(gpu(0), cards=(CardFacts(index=0),)))
 
 
-def test_why_dcgm_does_not_help_is_told() -> None:
+def test_the_problem_of_dcgm_is_in_the_hint() -> None:
     machine = Machine(gpu(0, COARSE))
     machine.found = Found(machine.found.gpus, dcgm_problem="no host engine answers")
     assert "(here: no host engine answers)" in findings(machine)["activity"].hint
@@ -250,14 +248,14 @@ def test_the_driver_version_decides_about_cgroup_limits(driver: str, named: list
 
 
 @pytest.mark.parametrize(("kills", "verdict"), [(3, "ok"), (None, "warn")])
-def test_out_of_memory_kills_that_nobody_counts_are_a_warning(
+def test_uncounted_out_of_memory_kills_are_a_warning(
     monkeypatch: pytest.MonkeyPatch, kills: int | None, verdict: str
 ) -> None:
     monkeypatch.setattr("carma.cgroups.oom_kills", lambda: kills)
     assert findings(Machine(gpu(0)))["cgroup"].verdict == verdict
 
 
-def test_persistence_is_only_told() -> None:
+def test_persistence_mode_is_never_a_warning() -> None:
     cards = (CardFacts(index=0, persistence=False), CardFacts(index=1, persistence=True))
     found = findings(Machine(gpu(0), gpu(1), cards=cards))["persistence"]
     assert found.verdict == "ok"
@@ -319,7 +317,7 @@ def test_device_files_that_cannot_be_opened_are_bad(monkeypatch: pytest.MonkeyPa
         ("rw,hidepid=2", 0, "ok"),
     ],
 )
-def test_a_proc_that_hides_processes_is_told_to_those_whom_it_hides_them_from(
+def test_a_proc_that_hides_processes_is_a_warning_except_for_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, uid: int, verdict: str
 ) -> None:
     mounts = tmp_path / "mounts"
@@ -349,7 +347,7 @@ def test_the_owner_of_the_daemon_is_named_with_the_permissions(
     assert owner in findings(machine)["permissions"].text
 
 
-def test_what_the_running_daemon_was_told_otherwise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differing_settings_of_the_running_daemon_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: SERVER.uid)
     with FakeDaemon() as daemon:
         monkeypatch.setenv("CARMA_HOME", str(daemon.home))
@@ -365,7 +363,7 @@ def test_what_the_running_daemon_was_told_otherwise_is_named(monkeypatch: pytest
         assert "carma config show" in found.hint
 
 
-def test_a_daemon_of_another_version_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_of_another_version_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeDaemon() as daemon:
         monkeypatch.setenv("CARMA_HOME", str(daemon.home))
         assert findings(DoctorFacts())["daemon"].verdict == "ok"
@@ -377,7 +375,7 @@ def test_a_daemon_of_another_version_is_told(monkeypatch: pytest.MonkeyPatch) ->
         assert found.hint.endswith("carma down, then carma up")
 
 
-def test_settings_are_the_daemons_where_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_of_a_running_daemon_take_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeDaemon() as daemon:
         monkeypatch.setenv("CARMA_HOME", str(daemon.home))
         (daemon.home / "config.toml").write_text("[gate]\nenabled = false\n")

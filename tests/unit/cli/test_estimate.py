@@ -90,7 +90,7 @@ def test_a_gpu_of_this_machine_or_of_the_catalogue(
     assert world.requests[0].gpus[0].memory_mib == memory_mib
 
 
-def test_without_a_gpu_it_says_for_which_it_is(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_a_note_names_the_assumed_model(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "--json", "--", "sh"]) == 0
     caught = capsys.readouterr()
     assert "the estimate is for an NVIDIA H200" in caught.err
@@ -127,7 +127,7 @@ def _say(said: Estimate, *_: object) -> Estimate:
     return said
 
 
-def test_what_it_keeps_busy_is_printed_with_how_that_is_known(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demand_is_printed_and_marked_if_predicted(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     busy = Demand(sm_active=0.45, sm_occupancy=0.2, dram_active=0.004, gr_active=0.71, power=0.5)
     for predicted in (True, False):
         world.says["trace"] = partial(_say, replace(ANSWER, demand=busy, demand_predicted=predicted))
@@ -182,7 +182,7 @@ def test_the_cards_that_have_room_are_listed(
     assert [card for card in ("h100", "h200", "b200") if card in text] == cards
 
 
-def test_that_it_does_not_fit_is_said_once(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_warning_about_room_is_printed_once(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     warnings = ("it does not fit: NVIDIA A30 has 23.4 GiB", "something else")
     large = Estimate(footprint_mib=30_000, upper_mib=31_000, level=0.99, source="trace", warnings=warnings)
     world.here, world.says["trace"] = (LOCAL,), lambda _c, _r: large
@@ -216,7 +216,7 @@ def test_a_trial_that_was_made_before_is_called_so(
     assert ("; took " in text) is not remembered
 
 
-def test_who_used_no_trial_remembers_none(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_estimate_without_a_trial_is_not_called_cached(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.trials.answer = Trial(Report(format=1, stop="steps", steps=3), b"", 6.9e6)
     assert "cached" not in printed(capsys, "--gpu", "h200", "--", "sh")
 

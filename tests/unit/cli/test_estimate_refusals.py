@@ -66,7 +66,9 @@ def test_the_hint_is_for_the_reason(
     assert hint in " ".join(complained(capsys, 1, "--gpu", "h200", "--", "sh").split())
 
 
-def test_a_refusal_of_ones_own_gets_no_hint_about_the_trial(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_that_is_not_the_trials_has_no_hint_about_the_trial(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
     def picky(context: Context, request: EstimateRequest) -> NoEstimate:
         context.trials.run(request)
         return NoEstimate(source="trace", reason="only for language models")
@@ -180,7 +182,7 @@ def test_a_summary_stands_in_for_a_command(world: World, tmp_path: Path, capsys:
         (("--gpus", "0", "--", "sh"), 2, "between 1 and 64"),
     ],
 )
-def test_what_is_said_of_a_mistake(
+def test_a_mistake_has_an_exit_code_and_runs_nothing(
     world: World, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, said: str
 ) -> None:
     if words and words[0] == "--":

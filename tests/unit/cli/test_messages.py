@@ -37,7 +37,7 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
         (["history", "-s", "failed"], "no task with these properties has ended;"),
     ],
 )
-def test_an_empty_answer_says_to_which_question(daemon: FakeDaemon, words: list[str], told: str) -> None:
+def test_the_message_for_an_empty_list_names_the_filter(daemon: FakeDaemon, words: list[str], told: str) -> None:
     result = CliRunner().invoke(carma, words)
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr.startswith(told)
@@ -65,7 +65,7 @@ def test_logs_say_why_there_are_none(daemon: FakeDaemon, view: t.TaskView, words
     assert result.stderr == f"carma: note: {told}\n"
 
 
-def test_following_says_that_a_task_waits_only_when_it_does(daemon: FakeDaemon) -> None:
+def test_following_prints_a_wait_only_for_a_task_that_waits(daemon: FakeDaemon) -> None:
     starting = task_view(1, reason="placed on GPU 0: idle", reason_code="Starting")
     answers = [starting, *[task_view(1)] * 20, finished(1)]  # one question may be several requests
 
@@ -100,7 +100,7 @@ def test_a_settings_file_that_names_no_policy_or_estimator_of_ours_is_found_out(
     assert "magmm" in CliRunner().invoke(carma, ["doctor"]).stdout
 
 
-def test_doctor_does_not_miss_real_gpus_where_the_daemon_has_virtual_ones(
+def test_doctor_accepts_missing_real_gpus_if_the_daemon_has_virtual_ones(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none() -> None:
@@ -113,7 +113,7 @@ def test_doctor_does_not_miss_real_gpus_where_the_daemon_has_virtual_ones(
     assert cards.gpus(DoctorFacts()).verdict == "warn"
 
 
-def test_a_gpus_name_that_tells_its_size_is_enough() -> None:
+def test_a_gpu_name_with_its_memory_is_not_extended() -> None:
     assert _kind("Virtual GPU 40 GiB", 40_960) == "Virtual GPU 40 GiB"
     assert _kind("NVIDIA H200", 143_360) == "NVIDIA H200, 140.0 GiB"
 

@@ -44,7 +44,7 @@ def all_verbs(command: click.Command, name: str = "") -> list[tuple[str, click.C
 
 
 @pytest.mark.parametrize("verb", OLD)
-def test_the_old_name_of_a_flag_says_the_same(verb: str) -> None:
+def test_the_old_name_of_a_flag_has_the_same_effect(verb: str) -> None:
     new, old, value = OLD[verb]
     command = found(verb)
     (option,) = (param for param in command.params if new in param.opts)
@@ -78,7 +78,7 @@ def test_names_that_differed_are_in_no_verb_any_more() -> None:
                 assert param.is_flag, name
 
 
-def test_the_demo_tells_figures_by_the_simulators_names_and_by_those_that_they_had() -> None:
+def test_the_json_of_the_demo_has_new_and_old_names_of_figures() -> None:
     run = TaskRun(
         name="a", submitted_at=0, ended_at=9, alone_s=3, succeeded=True, attempts=(Ran(started_at=5, ended_at=9),)
     )

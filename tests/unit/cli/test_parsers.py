@@ -110,7 +110,7 @@ def test_since() -> None:
         (parse.parse_factor, "６０"),
     ],
 )
-def test_digits_are_those_of_a_keyboard(read: Callable[[str], object], text: str) -> None:
+def test_only_ascii_digits_are_numbers(read: Callable[[str], object], text: str) -> None:
     read(unicodedata.normalize("NFKC", text))
     with pytest.raises(ValueError, match=text[-1]):
         read(text)

@@ -47,13 +47,13 @@ def test_tasks_are_asked_by_their_ids(daemon: FakeDaemon) -> None:
     assert daemon.asked("preempt") == [t.PreemptRequest(hold=True, reason="tonight")] * 2
 
 
-def test_all_means_those_that_can_be_asked_and_were_not(daemon: FakeDaemon) -> None:
+def test_all_selects_tasks_that_save_checkpoints_and_were_not_asked(daemon: FakeDaemon) -> None:
     fill(daemon)
     assert call("preempt", "--all").exit_code == 0
     assert asked(daemon) == [1, 4]
 
 
-def test_which_tasks_must_be_said(daemon: FakeDaemon) -> None:
+def test_preempt_needs_a_selection_of_tasks(daemon: FakeDaemon) -> None:
     assert call("preempt").exit_code == 2
     assert not daemon.requests
 
@@ -61,7 +61,7 @@ def test_which_tasks_must_be_said(daemon: FakeDaemon) -> None:
 @pytest.mark.parametrize(
     ("words", "told"), [((), []), (("--preempt",), [1, 4]), (("1", "--preempt"), [4]), (("GPU-0", "--preempt"), [1])]
 )
-def test_a_drain_asks_those_that_can_only_where_it_is_told_to(
+def test_a_drain_with_preempt_asks_only_tasks_that_save_checkpoints_on_its_gpus(
     daemon: FakeDaemon, words: tuple[str, ...], told: list[int]
 ) -> None:
     fill(daemon)

@@ -148,7 +148,7 @@ def test_a_reader_that_goes_away_is_not_an_error_message(daemon: FakeDaemon) -> 
 @pytest.mark.parametrize(
     ("words", "back"), [(["wait", "1"], "carma logs -f 1"), (["run", "--", "true"], "carma cancel 1")]
 )
-def test_ctrl_c_detaches_and_says_how_to_return(daemon: FakeDaemon, words: list[str], back: str) -> None:
+def test_ctrl_c_detaches_and_prints_the_command_to_return(daemon: FakeDaemon, words: list[str], back: str) -> None:
     daemon.tasks = {1: running(1) if words[0] == "wait" else task_view(1)}
     process = subprocess.Popen(
         [sys.executable, "-m", "carma", *words],
@@ -206,7 +206,7 @@ def without_stdout(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_closed_stdout_is_quiet_and_a_submission_is_told_all_the_same(daemon: FakeDaemon) -> None:
+def test_a_closed_stdout_causes_no_message_except_for_a_submission(daemon: FakeDaemon) -> None:
     daemon.tasks = {1: task_view(1)}
     for words in (["queue"], ["queue", "--json"], ["show", "1"]):
         done = without_stdout(daemon.home, *words)

@@ -46,7 +46,7 @@ def call(*words: str, **more: Any) -> Result:
     return result
 
 
-def test_the_queue_says_what_waits_and_why(daemon: FakeDaemon) -> None:
+def test_the_queue_prints_waiting_tasks_with_reasons(daemon: FakeDaemon) -> None:
     daemon.tasks = {1: running(1), 2: task_view(2), 3: finished(3)}
     lines = call("queue").stdout.splitlines()
     assert lines[0].split() == ["ID", "NAME", "ST", "TIME", "GPUS", "WHERE", "(WHY)"]
@@ -117,7 +117,7 @@ def test_show_json_has_the_names_that_hold(daemon: FakeDaemon) -> None:
     assert msgspec.convert(shown, t.TaskView) == daemon.tasks[1]
 
 
-def test_show_tells_memory_attempts_and_story(daemon: FakeDaemon) -> None:
+def test_show_prints_memory_attempts_and_story(daemon: FakeDaemon) -> None:
     daemon.tasks = {1: finished(1, code=3)}
     daemon.answers["story"] = [t.StoryLine(at=NOW, event="task_submitted", text="submitted by ada")]
     card = " ".join(call("show", "1").stdout.split())
@@ -127,7 +127,7 @@ def test_show_tells_memory_attempts_and_story(daemon: FakeDaemon) -> None:
     assert "GPU 2 (GPU-2)" in card
 
 
-def test_show_tells_how_an_estimate_came_about(daemon: FakeDaemon) -> None:
+def test_show_prints_the_origin_of_an_estimate(daemon: FakeDaemon) -> None:
     estimate = t.EstimateView(
         footprint_mib=12_000,
         upper_mib=12_700,
@@ -155,7 +155,7 @@ def test_show_tells_how_an_estimate_came_about(daemon: FakeDaemon) -> None:
     assert told["attempts"][0]["placed_mib"] == 12_700
 
 
-def test_show_tells_what_is_known_of_a_task_that_runs_alone(daemon: FakeDaemon) -> None:
+def test_show_prints_the_demand_of_a_task_alone(daemon: FakeDaemon) -> None:
     known = t.EstimateView(
         footprint_mib=1, upper_mib=1, source="declared", runtime_s=7_500.0, demand={"sm_active": 0.85, "gr_active": 1.0}
     )
@@ -179,7 +179,7 @@ def test_explain_json_has_one_entry_a_gpu(daemon: FakeDaemon) -> None:
     assert "is drained: fan" in card
 
 
-def test_gpus_shows_a_dash_for_what_is_not_known(daemon: FakeDaemon) -> None:
+def test_gpus_prints_a_dash_for_a_missing_metric(daemon: FakeDaemon) -> None:
     foreign = (t.ForeignView(pid=1, name="x", memory_mib=5),)
     daemon.answers["gpus"] = [gpu_view(0, name="A100", used_mib=None, sm_active=None, tasks=(), foreign=foreign)]
     row = call("info", "--no-header").stdout.split()
@@ -192,7 +192,7 @@ def test_history_as_csv_is_for_programs(daemon: FakeDaemon) -> None:
     assert lines == ["id,st,exit,time,peak", "3,F,7,90.0,11000"]
 
 
-def test_an_empty_queue_is_said_on_stderr(daemon: FakeDaemon) -> None:
+def test_an_empty_queue_is_reported_on_stderr(daemon: FakeDaemon) -> None:
     result = call("queue")
     assert (result.exit_code, result.stdout) == (0, "")
     assert "carma history" in result.stderr
@@ -207,7 +207,7 @@ def test_logs_are_passed_on_byte_for_byte(daemon: FakeDaemon) -> None:
     assert daemon.requests[-1][2] == {"stream": "stderr", "attempt": "1", "tail": "3"}
 
 
-def test_output_that_went_elsewhere_is_read_by_its_owner(daemon: FakeDaemon, tmp_path: Path) -> None:
+def test_output_in_a_file_of_the_user_is_read_by_the_user(daemon: FakeDaemon, tmp_path: Path) -> None:
     from carma.errors import NotFound
 
     own = tmp_path / "own.log"
@@ -268,7 +268,7 @@ def test_refusals_have_their_exit_code(daemon: FakeDaemon, error: Any, code: int
         assert result.stderr == f"carma: {error}\n"
 
 
-def test_update_sends_only_what_was_given(daemon: FakeDaemon) -> None:
+def test_update_sends_only_given_properties(daemon: FakeDaemon) -> None:
     daemon.tasks = {1: task_view(1)}
     assert call("update", "1", "--gpu-mem", "2G", "--time", "5").exit_code == 0
     assert daemon.asked("update") == [t.UpdateRequest(gpu_memory_mib=2048, time_limit_s=300.0)]

@@ -51,7 +51,7 @@ def call(*words: str) -> Result:
 
 
 @pytest.mark.parametrize("words", [["logs", "-f", "1"], ["logs", "-f", "--attempt", "1", "1"]])
-def test_logs_go_on_where_they_were(daemon: Restarted, words: list[str]) -> None:
+def test_logs_continue_at_the_same_byte_after_a_restart(daemon: Restarted, words: list[str]) -> None:
     result = call(*words)
     assert (result.exit_code, result.stdout) == (0, "one\ntwo\nthree\n")
     assert result.stderr.count("does not answer") == 1

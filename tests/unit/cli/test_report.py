@@ -76,7 +76,7 @@ def lines(*words: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("daemon")
-def test_the_page_tells_tasks_time_waiting_and_energy() -> None:
+def test_the_report_prints_tasks_time_waiting_and_energy() -> None:
     page = lines()
     assert page[0].endswith(" until now (02:00:00)")
     facts = {line.split()[0]: " ".join(line.split()[1:]) for line in page[1:5]}
@@ -127,7 +127,7 @@ def test_a_span_that_begins_in_the_future_is_refused_as_nonsense_is(verb: str, s
     assert f"'--since': '{since}' is not a time in the past" in result.stderr
 
 
-def test_a_server_that_did_nothing_says_so(daemon: FakeDaemon) -> None:
+def test_the_report_of_an_unused_server_has_no_tables(daemon: FakeDaemon) -> None:
     daemon.answers["report"] = Report(since=NOW - 3_600, until=NOW, total=Work(), gpus=(GONE,))
     page = lines()
     assert page[1].split() == ["tasks", "none", "ended"]

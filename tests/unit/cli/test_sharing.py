@@ -90,11 +90,11 @@ def shared(task: int, **changes: Any) -> t.TaskView:
         ((WATCHDOG,), "no limit holds it; the watchdog stops it above 8.0 GiB if others need that"),
     ],
 )
-def test_what_holds_a_task_is_said_with_its_limit(guards: tuple[t.GuardView, ...], said: str) -> None:
+def test_the_guards_of_a_task_are_named_with_their_limits(guards: tuple[t.GuardView, ...], said: str) -> None:
     assert guards_phrase(guards) == said
 
 
-def test_the_card_tells_how_an_attempt_shares_and_how_busy_it_was(daemon: FakeDaemon) -> None:
+def test_show_prints_sharing_activity_and_energy_of_an_attempt(daemon: FakeDaemon) -> None:
     daemon.tasks = {1: shared(1, mechanism="mps", guards=(MPS, WATCHDOG), activity=BUSY, energy_j=7_200.0)}
     card = [line.split(maxsplit=1) for line in lines("show", "1")]
     assert ["shares", f"under MPS; {guards_phrase((MPS, WATCHDOG))}"] in card
@@ -102,7 +102,7 @@ def test_the_card_tells_how_an_attempt_shares_and_how_busy_it_was(daemon: FakeDa
     assert ["energy", "2.0 Wh"] in card
 
 
-def test_the_card_says_why_nothing_holds_a_task(daemon: FakeDaemon) -> None:
+def test_show_prints_why_no_limit_holds_a_task(daemon: FakeDaemon) -> None:
     note = "MPS cannot be used: it is not installed"
     daemon.tasks = {1: shared(1, mechanism="timeslice", note=note)}
     assert any(f"in time slices; nothing holds it ({note})" in line for line in lines("show", "1"))
@@ -112,7 +112,7 @@ def test_the_card_says_why_nothing_holds_a_task(daemon: FakeDaemon) -> None:
     assert not any("shares" in line for line in lines("show", "1"))
 
 
-def test_the_card_tells_what_was_asked_for(daemon: FakeDaemon) -> None:
+def test_show_prints_the_requested_mechanism(daemon: FakeDaemon) -> None:
     daemon.tasks = {1: running(1, mechanism_asked="mps", threads_percent=20)}
     assert any("1 GPU, mps, 20 % of the SMs" in line for line in lines("show", "1"))
 
@@ -176,11 +176,11 @@ def test_a_disrupted_task_has_its_code_and_its_reason(daemon: FakeDaemon) -> Non
         (1.2e7, "3.3 kWh"),
     ],
 )
-def test_energy_is_shown_in_a_unit_that_says_something(joules: float | None, said: str) -> None:
+def test_energy_has_a_unit_that_fits_its_size(joules: float | None, said: str) -> None:
     assert show_j(joules) == said
 
 
-def test_gpu_time_is_shown_in_a_unit_that_says_something() -> None:
+def test_gpu_time_has_a_unit_that_fits_its_size() -> None:
     said = {
         11_160.0: "3.1 GPU-hours",
         90.0: "1.5 GPU-minutes",
@@ -191,7 +191,7 @@ def test_gpu_time_is_shown_in_a_unit_that_says_something() -> None:
     assert {gpu_s: gpu_hours(gpu_s) for gpu_s in said} == said
 
 
-def test_gpus_say_where_their_metrics_come_from(daemon: FakeDaemon) -> None:
+def test_gpus_prints_the_source_of_the_metrics(daemon: FakeDaemon) -> None:
     fine = gpu_view(0, name="H200", metrics="gpm", gr_active=0.97, tensor_active=0.33)
     daemon.answers["gpus"] = [fine]
     assert lines("gpus")[0] == "1 GPU: H200; activity from NVML's GPM"

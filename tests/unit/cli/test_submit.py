@@ -157,7 +157,7 @@ def test_a_mistake_on_a_late_line_of_standard_input_submits_nothing(daemon: Fake
     assert daemon.asked("submit") == []
 
 
-def test_ids_are_told_in_one_style(daemon: FakeDaemon) -> None:
+def test_submitted_ids_have_one_format(daemon: FakeDaemon) -> None:
     assert call("submit", "--", "true").stdout == "submitted task 1\n"
     assert call("submit", "--array", "0-9", "--", "true").stdout == "submitted tasks 2-11 (10)\n"
     assert call("submit", "--stdin", input="true\n" * 3).stdout == "submitted tasks 12-14 (3)\n"
@@ -178,7 +178,7 @@ def test_a_task_table_in_a_file_is_as_good_as_none(daemon: FakeDaemon, tmp_path:
     assert "'gpus' stands at the top level and in [task]" in call("submit", "--file", str(file)).stderr
 
 
-def test_what_is_not_a_file_is_called_what_it_is(daemon: FakeDaemon, tmp_path: Path) -> None:
+def test_the_error_for_a_missing_file_names_its_kind(daemon: FakeDaemon, tmp_path: Path) -> None:
     for path, said in ((str(tmp_path), "is a directory"), ("/dev/null", "is not a regular file"), ("/no", "no file")):
         result = call("submit", "--file", path)
         assert result.exit_code == 2
@@ -209,7 +209,7 @@ def test_a_shell_is_used_only_when_asked_for(daemon: FakeDaemon) -> None:
         (["-o", "", "--", "true"], "is empty"),
     ],
 )
-def test_wrong_usage_is_2_and_says_what_to_write(daemon: FakeDaemon, words: list[str], said: str) -> None:
+def test_wrong_usage_has_exit_code_2_and_a_hint(daemon: FakeDaemon, words: list[str], said: str) -> None:
     result = call("submit", *words)
     assert result.exit_code == 2
     assert said in result.stderr
@@ -234,7 +234,7 @@ def test_a_refusal_of_the_daemon_is_passed_on(daemon: FakeDaemon) -> None:
     assert daemon.asked("submit")[-1].nonblock
 
 
-def test_a_dry_run_says_what_would_happen(daemon: FakeDaemon) -> None:
+def test_a_dry_run_prints_the_decision_and_submits_nothing(daemon: FakeDaemon) -> None:
     result = call("submit", "--dry-run", "--", "true")
     assert result.exit_code == 0
     assert "would start on GPU 2 now" in result.stdout
@@ -255,7 +255,9 @@ def test_wait_returns_the_tasks_exit_code(daemon: FakeDaemon) -> None:
         (["--checkpoint-signal", "12", "--checkpoint-grace", "90"], SaveSignal(12, 90.0)),
     ],
 )
-def test_a_task_says_on_which_signal_it_saves(daemon: FakeDaemon, flags: list[str], saves: SaveSignal | None) -> None:
+def test_the_checkpoint_signal_and_its_grace_are_submitted(
+    daemon: FakeDaemon, flags: list[str], saves: SaveSignal | None
+) -> None:
     assert sent(daemon, *flags, "--", "true").spec.checkpoint == saves
 
 

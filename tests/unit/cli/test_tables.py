@@ -75,13 +75,13 @@ def test_a_reason_that_does_not_fit_goes_below_its_row(daemon: FakeDaemon, monke
         ("idle", "", "idle"),
     ],
 )
-def test_a_gpus_state_is_said_once(daemon: FakeDaemon, state: str, reason: str, told: str) -> None:
+def test_the_state_of_a_gpu_is_printed_once(daemon: FakeDaemon, state: str, reason: str, told: str) -> None:
     daemon.answers["gpus"] = [gpu_view(0, state=state, reason=reason)]
     (row,) = lines("gpus", "--wide", "--no-header")
     assert row.endswith(f"180  {told}")
 
 
-def test_the_queue_shows_what_a_task_needs_next_and_since_when_it_waits(daemon: FakeDaemon) -> None:
+def test_the_queue_prints_the_next_need_and_the_waiting_time_of_a_task(daemon: FakeDaemon) -> None:
     ended = running(1).attempts[0]
     again = running(
         1,
@@ -100,7 +100,7 @@ def test_the_queue_shows_what_a_task_needs_next_and_since_when_it_waits(daemon: 
     assert "booked 12.4 GiB → observed 10.7 GiB → needs 24.4 GiB" in " ".join(card)
 
 
-def test_history_tells_why_a_task_ended(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_prints_why_a_task_ended(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "92")
     long = "ValueError: the learning rate must be above zero, and this one is not"
     daemon.tasks = {
@@ -154,7 +154,7 @@ def test_a_score_is_a_figure_that_people_read(name: str, value: float, told: str
     assert score_text(name, value) == told
 
 
-def test_explain_names_each_score_and_says_nothing_twice(daemon: FakeDaemon) -> None:
+def test_explain_names_each_score_once(daemon: FakeDaemon) -> None:
     daemon.tasks = {1: running(1)}
     daemon.answers["explain"] = t.Explanation(
         task=1,
@@ -180,7 +180,7 @@ def test_explain_names_each_score_and_says_nothing_twice(daemon: FakeDaemon) -> 
     assert " ".join(" ".join(told[7:]).split()) == f"2 refused - {BUSY}"
 
 
-def test_explain_of_a_finished_task_tells_its_end_and_its_last_decision(daemon: FakeDaemon) -> None:
+def test_explain_of_a_finished_task_prints_its_outcome_and_its_last_decision(daemon: FakeDaemon) -> None:
     daemon.tasks = {1: finished(1)}
     daemon.answers["explain"] = t.Explanation(
         task=1,
@@ -224,9 +224,7 @@ def test_explain_of_a_task_that_never_had_a_gpu_has_no_table(daemon: FakeDaemon)
         ({"source": "fixed", "declared": None, "booked": None, "seen": None}, "estimated by fixed 2.0 GiB"),
     ],
 )
-def test_a_memory_figure_that_stays_the_same_is_said_once(
-    daemon: FakeDaemon, fields: dict[str, Any], told: str
-) -> None:
+def test_equal_memory_figures_are_printed_once(daemon: FakeDaemon, fields: dict[str, Any], told: str) -> None:
     daemon.tasks = {
         1: task_view(
             1,
