@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from carma.cli.error_output import note
-from carma.cli.option_types import Parsed
+from carma.cli.option_types import duration
 from carma.cli.output import heading, print_facts, print_json, spinner
-from carma.cli.parsers import parse_grace
 from carma.cli.verb import verb
 from carma.core.model.units import show_mib
 from carma.errors import NoGpus, NotFound
@@ -33,16 +32,9 @@ sudo carma calibrate                                              for all users 
 MIN_LIMIT_S = 20.0
 
 
-def _limit(text: str) -> float:
-    seconds = parse_grace(text)
-    if seconds < MIN_LIMIT_S:
-        raise ValueError(f"{text!r} is too short: at least {MIN_LIMIT_S:g}s are needed, 90s for good coverage")
-    return seconds
-
-
 @verb("calibrate", examples=EXAMPLES)
 @click.option("--gpu", metavar="GPU", help="Index or UUID of the GPU (default: the first).")
-@click.option("--limit", "limit_s", type=Parsed("TIME", _limit), default="90s", help="Measuring time (default 90s).")
+@click.option("--limit", "limit_s", type=duration(MIN_LIMIT_S), default="90s", help="Measuring time (default 90s).")
 @click.option("--python", metavar="PATH", help="Python interpreter with torch (default: python3 of PATH).")
 @click.option("--out", metavar="FILE", help="File for the constants of the card; the table is written beside it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the constants as JSON.")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from carma.cli import parsers as parse
-from carma.cli.option_types import Parsed, number, whole
+from carma.cli.option_types import Parsed, duration, number, whole
 from carma.cli.verb import AFTER_DASHES, Renamed, command_verb, command_words
 
 # As in carma.trial.layers.description, whose import would delay the help.
@@ -20,13 +19,6 @@ carma estimate --summary resnet50.txt --batch 32 --precision bf16-amp
 carma estimate --summary printed.txt --input 3x224x224 --batch 64
 carma estimate --json -- torchrun --nproc-per-node 2 train.py
 """
-
-
-def _limit(text: str) -> float:
-    seconds = parse.parse_grace(text)
-    if seconds < 1:
-        raise ValueError(f"{text!r} is too short: at least one second is needed; write for example 120s or 5m")
-    return seconds
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -54,7 +46,7 @@ def _shape(text: str) -> tuple[int, ...]:
     help="Number of GPUs (default 1).",
 )
 @click.option("--steps", type=whole(2, 100), help="Number of optimizer steps in the trial run (default 3).")
-@click.option("--limit", "limit_s", type=Parsed("TIME", _limit), help="Time limit of the trial run (default 120s).")
+@click.option("--limit", "limit_s", type=duration(1), help="Time limit of the trial run (default 120s).")
 @click.option("--level", type=number(0.5, 0.9999), help="Probability that the bound holds (default 0.99).")
 @click.option("--compare", is_flag=True, help="Ask all estimators; they share one trial run.")
 @click.option(

@@ -63,6 +63,18 @@ def number(least: float, most: float) -> Parsed:
     return Parsed("X", read)
 
 
+def duration(least_s: float) -> Parsed:
+    """A duration in seconds, with a lower bound."""
+
+    def read(text: str) -> float:
+        seconds = parse.parse_grace(text)
+        if seconds < least_s:
+            raise ValueError(f"{text!r} is too short: it must be at least {least_s:g}s; write for example 120s or 5m")
+        return seconds
+
+    return Parsed("TIME", read)
+
+
 def names(known: tuple[str, ...]) -> Parsed:
     """Some of the known names, separated by commas: `tasks,oom`."""
 

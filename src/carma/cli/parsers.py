@@ -62,11 +62,9 @@ def parse_dependencies(text: str) -> tuple[Dependency, ...]:
 
 def parse_array(text: str) -> Array:
     """`0-9`, `1,3,5`, `0-10:2`; `%3` at the end limits the array to three tasks at once."""
-    body, _, limit = text.strip().partition("%")
+    body, percent, limit = text.strip().partition("%")
     wrong = ValueError(f"{text!r} is not an array; write for example 0-9, 1,3,5 or 0-9%3")
-    if limit and (not _is_number(limit) or int(limit) < 1):
-        raise wrong
-    if "%" in text and not limit:
+    if percent and (not _is_number(limit) or int(limit) < 1):
         raise wrong
     indices: dict[int, None] = {}
     for part in body.split(","):

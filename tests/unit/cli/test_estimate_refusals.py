@@ -177,7 +177,7 @@ def test_a_summary_stands_in_for_a_command(world: World, tmp_path: Path, capsys:
         (("--batch", "3", "--", "sh"), 2, "--batch needs --summary"),
         (("--summary", "x"), 2, "--estimator"),
         (("--summary", "missing.txt", "--estimator", "horus"), 1, "missing.txt"),
-        (("--limit", "0", "--", "sh"), 2, "at least one second"),
+        (("--limit", "0", "--", "sh"), 2, "at least 1s"),
         (("--level", "1.5", "--", "sh"), 2, "between 0.5 and"),
         (("--gpus", "0", "--", "sh"), 2, "between 1 and 64"),
     ],
