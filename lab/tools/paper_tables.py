@@ -46,7 +46,8 @@ def short(parts: dict[str, Any]) -> str:
         f"{len(windows)} windows of the public Philly trace "
         "([all of it, aim by aim](../lab/results/simulation/README.md), "
         "[method](simulation.md)). Exclusive GPUs are 1; policies that predict know how busy each task is. "
-        "The row of our defaults knows run times from history ([what that changed](simulation.md#run-times-from-history)):"
+        "The row of our defaults knows run times from history "
+        "([what that changed](simulation.md#run-times-from-history)):"
     )
     return f"{textwrap.fill(said, 120, break_long_words=False, break_on_hyphens=False)}\n\n{table(HEAD, lines)}"
 
