@@ -1,4 +1,4 @@
-"""The figures of a run with their names and units, for tables and pictures. One list, so that all say the same."""
+"""The figures of a run with their names and units: one list for all tables and pictures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from carma.core.model.units import show_j, show_mib, show_s
-from carma.errors import CarmaError
-from carma.plugins import load_policy
 from carma_lab.runs.figures import Figures
 from carma_lab.runs.record import About
 
@@ -74,9 +72,9 @@ def title(about: About) -> str:
 
 
 def conditions(about: About) -> str:
-    """What else belongs to the run: memory source, what was known of demands, mechanism, chance, settings."""
+    """The other conditions of a run: memory source, knowledge of demand and run time, mechanism, seed, settings."""
     parts = [f"memory: {about.memory}" if about.memory else ""]
-    parts.append(f"demand: {about.demand}" if about.demand and _predicts(about.policy) else "")
+    parts.append(f"demand: {about.demand}" if about.demand else "")
     parts.append(f"mechanism: {about.mechanism}")
     if about.noise:
         parts.append(f"noise {about.noise:g}")
@@ -84,11 +82,3 @@ def conditions(about: About) -> str:
         parts.append(f"seed {about.seed}")
     parts += [f"{name} = {value}" for name, value in about.settings.items()]
     return ", ".join(part for part in parts if part)
-
-
-def _predicts(policy: str) -> bool:
-    """Whether it goes by what is known of demands. One that is not installed here might."""
-    try:
-        return not load_policy(policy).uses_gate
-    except CarmaError:
-        return True
