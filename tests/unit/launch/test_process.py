@@ -276,6 +276,4 @@ def test_an_attempt_whose_directory_was_removed_is_unknown(launcher: ProcessLaun
     launcher.launch(order_of(shell("exit 0")))
     until_ended(launcher, key())
     shutil.rmtree(place / str(key()))
-    until(
-        lambda: look(launcher, key()) == AttemptReport(key=key())
-    )  # once its runner has ended
+    until(lambda: look(launcher, key()) == AttemptReport(key=key()))  # once its runner has ended
