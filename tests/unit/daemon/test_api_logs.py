@@ -17,7 +17,7 @@ from carma.core.model.events import RecoveryDue, RecoveryPlanned
 from carma.core.model.outcome import OutOfMemory
 from carma.core.model.task import Plan
 from carma.core.model.values import AttemptKey, TaskId
-from carma.daemon.api.log_stream import tail_offset
+from carma.daemon.api.streams import tail_offset
 from carma.launch import output_files
 from carma.launch.attempt_files import AttemptFiles
 from carma.launch.output_files import OutputLimit

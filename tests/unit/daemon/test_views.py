@@ -26,7 +26,7 @@ from carma.core.policies.exclusive import POLICY as EXCLUSIVE
 from carma.core.scheduling.decision import Refusal, Verdict
 from carma.daemon.auth import Identity
 from carma.daemon.views.explanation import explanation
-from carma.daemon.views.gpu_views import gpu_views
+from carma.daemon.views.server_views import gpu_views
 from carma.daemon.views.task_views import ViewContext, code_of, task_views
 from carma.launch.output_paths import program_name
 from carma.testing.builders import ALICE, BOB, World

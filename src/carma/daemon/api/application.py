@@ -28,17 +28,15 @@ from carma.core.model.values import TaskId
 from carma.core.scheduling.queue_order import queued_ids
 from carma.core.state import SERVER, State, queue_key
 from carma.daemon.api.actions import Actions, CheckFiles, look_up_own
-from carma.daemon.api.event_stream import server_sent_events
 from carma.daemon.api.history import HistoryRoutes
-from carma.daemon.api.log_stream import LogStream
+from carma.daemon.api.streams import LogStream, server_sent_events
 from carma.daemon.auth import Authenticator, Identity, uid_of
 from carma.daemon.estimating.estimates import Estimates
 from carma.daemon.http.request import MIB, ApiCall, Handler, endpoint, problem
 from carma.daemon.shell import Shell
 from carma.daemon.views.explanation import explanation
-from carma.daemon.views.gpu_views import gpu_views
+from carma.daemon.views.server_views import gpu_views, user_views
 from carma.daemon.views.task_views import OUTCOME_CODES, ViewContext, code_of, reasons_of, task_view, task_views
-from carma.daemon.views.user_views import user_views
 from carma.errors import CarmaError, NotFound, Usage
 from carma.launch.attempt_files import AttemptFiles
 from carma.wire import api_types as t

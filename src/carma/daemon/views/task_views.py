@@ -91,10 +91,9 @@ def task_view(task: Task, context: ViewContext, why: Waiting | None) -> t.TaskVi
     outcome = status.outcome if isinstance(status, s.Finished) else None
     asked = status.preempting if isinstance(status, s.Running) else None
     reason_code, reason = _reason(task, why, may_see, context.now)
-    from_newest = {"gpus": ()} if newest is None else _fields(newest, _FROM_NEWEST_ATTEMPT)
     return t.TaskView(
         **_spec_fields(spec, may_see),
-        **from_newest,
+        **_newest_fields(newest, context),
         id=task.id,
         user=task.owner.name,
         uid=task.owner.uid,
@@ -104,7 +103,6 @@ def task_view(task: Task, context: ViewContext, why: Waiting | None) -> t.TaskVi
         exit_code=o.exit_code(outcome) if outcome is not None else None,
         reason=reason,
         reason_code=reason_code,
-        gpu_indices=_indices(newest, context.state),
         held=isinstance(status, s.Estimating | s.Queued) and status.held,
         estimate=_estimate_view(task.estimate, may_see),
         needs_mib=_needs_mib(task, context),
@@ -114,8 +112,6 @@ def task_view(task: Task, context: ViewContext, why: Waiting | None) -> t.TaskVi
         reserved_start_at=why.reserved_start_at if why is not None else None,
         asked_to_save_at=asked.at if asked is not None else None,
         energy_j=_known_sum(attempt.energy_j for attempt in attempts),
-        sm_active=newest.activity.sm_active if newest is not None and newest.activity is not None else None,
-        ran_s=_ran_s(newest, context.now),
     )
 
 
@@ -135,6 +131,18 @@ def _spec_fields(spec: TaskSpec, may_see: bool) -> dict[str, Any]:
     }
 
 
+def _newest_fields(newest: t.AttemptView | None, context: ViewContext) -> dict[str, Any]:
+    if newest is None:
+        return {"gpus": ()}
+    gpus = context.state.gpus
+    return {
+        **_fields(newest, _FROM_NEWEST_ATTEMPT),
+        "gpu_indices": tuple(gpus[GpuId(gpu)].index for gpu in newest.gpus if gpu in gpus),
+        "sm_active": newest.activity.sm_active if newest.activity is not None else None,
+        "ran_s": _ran_s(newest, context.now),
+    }
+
+
 def _fields(source: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(source, name) for name in names}
 
@@ -150,8 +158,8 @@ def _needs_mib(task: Task, context: ViewContext) -> int | None:
     return ask_of(task, context.state).memory_mib
 
 
-def _ran_s(attempt: t.AttemptView | None, now: float) -> float | None:
-    if attempt is None or attempt.started_at is None:
+def _ran_s(attempt: t.AttemptView, now: float) -> float | None:
+    if attempt.started_at is None:
         return None
     return max(0.0, (now if attempt.ended_at is None else attempt.ended_at) - attempt.started_at)
 
@@ -225,8 +233,3 @@ def _known_sum(figures: Iterable[float | None]) -> float | None:
     """The sum of the known figures; None if none is known."""
     known = [figure for figure in figures if figure is not None]
     return sum(known) if known else None
-
-
-def _indices(attempt: t.AttemptView | None, state: State) -> tuple[int, ...]:
-    gpus = attempt.gpus if attempt is not None else ()
-    return tuple(state.gpus[GpuId(gpu)].index for gpu in gpus if gpu in state.gpus)

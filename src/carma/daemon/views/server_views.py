@@ -1,16 +1,23 @@
-"""GPUs as the API shows them. Reads only."""
+"""GPUs and users as the API shows them. Reads only.
+
+An administrator sees all users, other users only themselves: what a user had and may have is private.
+"""
 
 from __future__ import annotations
 
 from carma.core.model.values import ACTIVITY_METRICS, TaskId
 from carma.core.scheduling.decision import Ask, Refusal
+from carma.core.scheduling.fairness import Account
 from carma.core.scheduling.gpu_view import GpuView
 from carma.core.scheduling.placement import refuse
+from carma.core.scheduling.quota import limits_of
 from carma.core.scheduling.snapshot import views
 from carma.core.state import SERVER, State
 from carma.core.telemetry.window import METRICS
+from carma.daemon.auth import Identity
 from carma.daemon.views.task_views import mirrored
 from carma.wire import api_types as t
+from carma.wire.report_types import UserView
 
 _STATES = {
     "Fault": "fault",
@@ -59,3 +66,33 @@ def _gpu_state(view: GpuView, refusal: Refusal | None) -> str:
     if refusal is None:
         return "idle" if view.idle else "open"
     return _STATES.get(refusal.code, "closed")
+
+
+def user_views(state: State, who: Identity, now: float) -> list[UserView]:
+    """In the order of their turns."""
+    accounts = {**state.accounts.by_uid}
+    accounts.setdefault(who.uid, Account(who.name))
+    shown = [_view(state, uid, one, now) for uid, one in accounts.items() if who.admin or uid == who.uid]
+    return sorted(shown, key=lambda user: (user.level, user.user))
+
+
+def _view(state: State, uid: int, account: Account, now: float) -> UserView:
+    memory_h, sm_h = state.accounts.usage(account, now)
+    limits = limits_of(state.rules.quota, account.name)
+    memory_mib = sum(gpu.memory_mib for gpu in state.usable)
+    return UserView(
+        user=account.name,
+        uid=uid,
+        share=state.accounts.share_of(account.name),
+        memory_h=memory_h,
+        sm_h=sm_h,
+        level=state.accounts.level(uid),
+        running=account.held.tasks,
+        gpus=account.held.gpus,
+        booked_mib=account.held.booked_mib,
+        waiting=account.waiting,
+        running_limit=limits.running,
+        gpus_limit=limits.gpus,
+        memory_limit_mib=None if limits.memory_share is None else int(limits.memory_share * memory_mib),
+        waiting_limit=limits.waiting,
+    )

@@ -1,7 +1,9 @@
-"""The output of a task, byte for byte: from the start or the last lines, and further as it grows, through all attempts.
+"""The two streams of the API.
 
-Only CARMA's own log files are read, found by the attempt's key. The daemon must never open a file that a user named:
-the command line reads it, with the rights of its caller.
+1. `LogStream`: the output of a task, byte for byte, from the start or the last lines, and further as it grows, through
+   all attempts. Only CARMA's own log files are read, found by the attempt's key. The daemon must never open a file that
+   a user named: the command line reads it, with the rights of its caller.
+2. `server_sent_events`: events as they happen. A reader that is too slow is disconnected.
 """
 
 from __future__ import annotations
@@ -10,16 +12,25 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
+
+from carma.core.model.events import Durable
 from carma.core.model.status import Finished
 from carma.core.model.task import Task
 from carma.core.model.values import AttemptKey, TaskId
+from carma.core.state import State
 from carma.daemon.shell import Shell
+from carma.daemon.subscribers import Subscription
+from carma.daemon.views.story import as_on_record, event_name, sentence, task_of
 from carma.errors import NotFound
 from carma.launch.attempt_files import AttemptFiles
 from carma.launch.output_paths import named_outputs
+from carma.wire.api_types import StreamEvent
 
+HEARTBEAT_S = 15.0
+_HEARTBEAT = b": heartbeat\n\n"
 CHUNK_BYTES = 64 * 1024
 POLL_S = 0.2  # between two reads while following
 NEXT_ATTEMPT_POLL_S = 5.0
@@ -202,3 +213,42 @@ class LogStream:
             message = f"this output was sent to {named}; the daemon does not open files that a user named"
             raise NotFound(message, f"read that file: {named}")
         return LogFile(lambda: self._files.open_log(key, self._stream), tail)
+
+
+def encode(sequence: int, event: Durable, state: State) -> bytes:
+    name = event_name(event)
+    text = sentence(as_on_record(event, state.tasks), state.gpus)
+    shown = StreamEvent(sequence=sequence, at=event.at, event=name, task=task_of(event), text=text)
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (sequence, name.encode("ascii"), msgspec.json.encode(shown))
+
+
+async def server_sent_events(
+    subscription: Subscription, state: Callable[[], State], closing: asyncio.Event, heartbeat_s: float = HEARTBEAT_S
+) -> AsyncIterator[bytes]:
+    """The body of the stream. It ends with the subscription, whose buffer is bounded.
+
+    The first comment is sent at once, so that a client knows that it is subscribed before it does anything else.
+    """
+    events = aiter(subscription)
+    ended: asyncio.Future[Literal[True]] = asyncio.ensure_future(closing.wait())
+    coming: asyncio.Future[tuple[int, Durable]] | None = None
+    try:
+        yield b": subscribed\n\n"
+        while not closing.is_set():
+            coming = coming or asyncio.ensure_future(anext(events))
+            either: set[asyncio.Future[Any]] = {coming, ended}
+            await asyncio.wait(either, timeout=heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
+            if coming.done():
+                try:
+                    sequence, event = coming.result()
+                except StopAsyncIteration:
+                    return
+                coming = None
+                yield encode(sequence, event, state())
+            elif not closing.is_set():
+                yield _HEARTBEAT
+    finally:
+        ended.cancel()
+        if coming is not None:
+            coming.cancel()
+        subscription.close()
