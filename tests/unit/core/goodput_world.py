@@ -11,7 +11,7 @@ from carma.core.model.values import AttemptKey, Demand, TaskId
 from carma.core.policies import goodput
 from carma.core.scheduling import forecast as outlooks
 from carma.core.scheduling.decision import Ask
-from carma.core.scheduling.forecast import Outlook, Terms, goes_on
+from carma.core.scheduling.forecast import Forecast, Terms, baseline
 from carma.core.scheduling.gpu_view import Holder, Progress
 from carma.core.scheduling.policy import Policy
 
@@ -57,8 +57,8 @@ def ask(demand: Demand | None, alone_s: float | None = 100.0) -> Ask:
     return Ask(TaskId(9), 1, 1_000, "declared", False, demand, alone_s, NOW)
 
 
-def outlook(asked: Ask, holders: Sequence[Holder], terms: Terms) -> Outlook:
-    return outlooks.outlook(asked, goes_on([holders], asked.at, terms), terms)
+def forecast(asked: Ask, holders: Sequence[Holder], terms: Terms) -> Forecast:
+    return outlooks.forecast(asked, baseline([holders], asked.at, terms), terms)
 
 
 def bound(cap: float = 1.25, mechanism: str = "mps") -> Policy:

@@ -7,9 +7,9 @@ from math import inf
 import pytest
 
 from carma.core.model.values import AttemptKey, Demand, GpuId, GpuSample, TaskId
-from carma.core.policies.goodput import LEAST_GAIN
+from carma.core.policies.goodput import MIN_GAIN
 from carma.core.scheduling.decision import Ask
-from carma.core.scheduling.forecast import Member, Outlook, Terms, slowdowns
+from carma.core.scheduling.forecast import Forecast, Sharer, Terms, slowdowns
 from carma.core.scheduling.gpu_view import GpuView, Holder
 from carma.core.scheduling.policy import Waits
 from carma.testing.builders import gpu
@@ -20,9 +20,9 @@ from tests.unit.core.goodput_world import (
     NOW,
     ask,
     bound,
+    forecast,
     goes,
     holder,
-    outlook,
     rates_by_hand,
     sentence,
 )
@@ -36,8 +36,8 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("by_hand")
 def test_who_is_left_when_the_other_has_ended_goes_on_at_full_speed() -> None:
     # The newcomer ends after 100 / 0.8 = 125 s. The other has done 62.5 s of its work by then, and 37.5 s are left.
-    found = outlook(ask(goes(0.8)), [holder(goes(0.5))], MPS)
-    assert found.slow == pytest.approx((1.625, 1.25))
+    found = forecast(ask(goes(0.8)), [holder(goes(0.5))], MPS)
+    assert found.slowdowns == pytest.approx((1.625, 1.25))
     assert (found.own, found.worst) == pytest.approx((1.25, 1.625))
     assert found.gain == pytest.approx(0.5 + 0.8 - 1.0)
 
@@ -46,52 +46,52 @@ def test_who_is_left_when_the_other_has_ended_goes_on_at_full_speed() -> None:
 def test_the_time_alone_before_and_after_counts_too() -> None:
     # 900 s of 1,000 are done, alone: the last 100 take 200 s beside the newcomer, which then has 840 s to go alone.
     long = holder(goes(0.5), 1_000.0, done_s=900.0, ran_s=900.0)
-    found = outlook(ask(goes(0.8), 1_000.0), [long], MPS)
-    assert found.slow == pytest.approx((1.1, 1.04))
+    found = forecast(ask(goes(0.8), 1_000.0), [long], MPS)
+    assert found.slowdowns == pytest.approx((1.1, 1.04))
 
 
 @pytest.mark.usefixtures("by_hand")
 def test_what_was_lost_before_is_not_forgotten() -> None:
     lame = holder(goes(1.0), 1_000.0, done_s=500.0, ran_s=700.0)
-    assert outlook(ask(goes(1.0)), [lame], MPS).worst == pytest.approx(1.2)
+    assert forecast(ask(goes(1.0)), [lame], MPS).worst == pytest.approx(1.2)
 
 
 @pytest.mark.usefixtures("by_hand")
 def test_one_whose_end_is_not_known_goes_on_as_it_begins() -> None:
-    found = outlook(ask(goes(0.8), 1_000.0), [holder(goes(0.5), None)], MPS)
-    assert found.slow == pytest.approx((2.0, 1.25)), "neither ends before the other, as far as anybody knows"
-    found = outlook(ask(goes(0.8), None), [holder(goes(0.5), 100.0)], MPS)
-    assert found.slow == pytest.approx((2.0, 1.25))
+    found = forecast(ask(goes(0.8), 1_000.0), [holder(goes(0.5), None)], MPS)
+    assert found.slowdowns == pytest.approx((2.0, 1.25)), "neither ends before the other, as far as anybody knows"
+    found = forecast(ask(goes(0.8), None), [holder(goes(0.5), 100.0)], MPS)
+    assert found.slowdowns == pytest.approx((2.0, 1.25))
 
 
 @pytest.mark.usefixtures("by_hand")
 def test_one_that_has_not_started_counts_from_its_placement() -> None:
     fresh = Holder(key=AttemptKey(TaskId(7), 1), booking_mib=1, ends_at=NOW, demand=goes(0.5), progress=None)
-    assert outlook(ask(goes(0.8)), [fresh], MPS).slow == pytest.approx((2.0, 1.25))
+    assert forecast(ask(goes(0.8)), [fresh], MPS).slowdowns == pytest.approx((2.0, 1.25))
 
 
 @pytest.mark.usefixtures("by_hand")
 def test_who_is_held_up_on_another_gpu_goes_no_faster_here() -> None:
     # 0.6 all the way, also when it is alone here: 60 s done when the newcomer ends, 40 s at 0.6 after it.
     gang = holder(goes(0.9), elsewhere=0.6)
-    found = outlook(ask(goes(1.0)), [gang], MPS)
-    assert found.slow == pytest.approx(((100 + 40 / 0.6) / 100, 1.0))
+    found = forecast(ask(goes(1.0)), [gang], MPS)
+    assert found.slowdowns == pytest.approx(((100 + 40 / 0.6) / 100, 1.0))
     assert found.gain == pytest.approx(1.0), "it made 0.6 before and makes 0.6 now"
 
 
 @pytest.mark.usefixtures("by_hand")
 def test_one_that_overran_may_end_at_any_time_and_is_late_already() -> None:
     late = holder(goes(0.5), 100.0, done_s=180.0, ran_s=180.0)
-    found = outlook(ask(goes(0.8), 1_000.0), [late], MPS)
-    assert found.slow[0] == pytest.approx((180 + 1 / 0.5) / 100)
+    found = forecast(ask(goes(0.8), 1_000.0), [late], MPS)
+    assert found.slowdowns[0] == pytest.approx((180 + 1 / 0.5) / 100)
 
 
 @pytest.mark.usefixtures("by_hand")
 def test_three_leave_one_after_the_other() -> None:
-    members = [Member(goes(0.5), 50.0), Member(goes(0.5), 100.0), Member(goes(0.5), inf)]
+    members = [Sharer(goes(0.5), 50.0), Sharer(goes(0.5), 100.0), Sharer(goes(0.5), inf)]
     # The first ends at 100 s, the second has 50 s left then and goes on at 0.5 beside the third.
     assert slowdowns(members, [0.5, 0.5, 0.5], "mps") == pytest.approx([2.0, 2.0, 2.0])
-    members[2] = Member(goes(0.5), 60.0)
+    members[2] = Sharer(goes(0.5), 60.0)
     # At 100 s: 50 and 10 s are left; the third ends at 120 s, and the second has 40 s to go alone.
     assert slowdowns(members, [0.5, 0.5, 0.5], "mps") == pytest.approx([2.0, 1.6, 2.0])
 
@@ -133,9 +133,9 @@ def test_who_only_counts_as_busy_is_named() -> None:
 @pytest.mark.usefixtures("by_hand")
 def test_a_gain_that_is_too_small_is_not_worth_it() -> None:
     cap = 5.0
-    enough = goes(0.5 + LEAST_GAIN + 0.001)
+    enough = goes(0.5 + MIN_GAIN + 0.001)
     assert bound(cap).refusal(ask(enough), [holder(goes(0.5))]) is None
-    assert "add 0.19 of a GPU's work" in sentence(bound(cap), ask(goes(0.5 + LEAST_GAIN - 0.01)), holder(goes(0.5)))
+    assert "add 0.19 of a GPU's work" in sentence(bound(cap), ask(goes(0.5 + MIN_GAIN - 0.01)), holder(goes(0.5)))
     assert "less would be done in all" in sentence(bound(cap), ask(goes(0.4)), holder(goes(0.5)))
 
 
@@ -149,14 +149,14 @@ def test_nobody_is_refused_an_idle_gpu() -> None:
 def test_progress_that_is_clearly_less_than_predicted_is_counted_on_for_nobody() -> None:
     # Alone on the GPU it should make 1 and is seen to make 0.5: a newcomer, too, would get half of what is predicted.
     slow = holder(goes(0.8), None, rate=0.5)
-    assert outlook(ask(goes(0.8), None), [slow], MPS).slow == pytest.approx((2.5, 2.5))
+    assert forecast(ask(goes(0.8), None), [slow], MPS).slowdowns == pytest.approx((2.5, 2.5))
     nearly = holder(goes(0.8), None, rate=0.9)  # within what predictions are off anyway
-    assert outlook(ask(goes(0.8), None), [nearly], MPS).slow == pytest.approx((1.25, 1.25))
+    assert forecast(ask(goes(0.8), None), [nearly], MPS).slowdowns == pytest.approx((1.25, 1.25))
 
 
 # -- the model ------------------------------------------------------------------------------------------------------
 def test_one_of_whom_nothing_is_known_is_judged_as_a_demanding_one() -> None:
-    known, unknown = outlook(ask(LIGHT), [holder(LIGHT)], MPS), outlook(ask(None), [holder(LIGHT)], MPS)
+    known, unknown = forecast(ask(LIGHT), [holder(LIGHT)], MPS), forecast(ask(None), [holder(LIGHT)], MPS)
     assert unknown.worst > known.worst
     assert unknown.gain < known.gain
     assert bound(1.25).refusal(ask(LIGHT), [holder(LIGHT)]) is None
@@ -166,7 +166,7 @@ def test_one_of_whom_nothing_is_known_is_judged_as_a_demanding_one() -> None:
 
 def test_time_slices_lose_where_mps_does_not() -> None:
     full = Demand(0.9, 0.4, 0.3, 1.0, 0.5)
-    sliced = outlook(ask(full, None), [holder(full, None)], Terms(9.0, "timeslice"))
+    sliced = forecast(ask(full, None), [holder(full, None)], Terms(9.0, "timeslice"))
     assert sliced.gain == pytest.approx(0.875 - 1.0)
     assert "less would be done" in sentence(bound(9.0, "timeslice"), ask(full, None), holder(full, None))
     assert bound(9.0, "mps").refusal(ask(full, None), [holder(full, None)]) is None
@@ -193,13 +193,13 @@ def test_what_is_kept_of_an_answer_changes_none() -> None:
     asks = [ask(demand, alone_s) for demand in (LIGHT, HEAVY, None) for alone_s in (50.0, 900.0, None)]
     later = [Ask(TaskId(9), 1, 1_000, "declared", False, LIGHT, 50.0, NOW + 200.0)]
     for one in (*asks, *later, *asks):
-        found = outlook(one, company, terms)
+        found = forecast(one, company, terms)
         (ranked,) = policy.rank(one, [GpuView(gpu=gpu(0), holders=company)], None)
         assert [part.value for part in ranked.parts] == pytest.approx(_parts(found), abs=1e-3)
-        assert (policy.refusal(one, company) is None) == (found.worst <= 1.25 and found.gain >= LEAST_GAIN)
+        assert (policy.refusal(one, company) is None) == (found.worst <= 1.25 and found.gain >= MIN_GAIN)
 
 
-def _parts(found: Outlook) -> list[float]:
+def _parts(found: Forecast) -> list[float]:
     return [found.gain, found.own, found.worst]
 
 

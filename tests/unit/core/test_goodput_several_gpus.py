@@ -11,43 +11,45 @@ from carma.core.model.settings import Rules
 from carma.core.model.values import Demand, GpuId
 from carma.core.policies import goodput
 from carma.core.scheduling.decision import Ask
-from carma.core.scheduling.forecast import goes_on, slowdowns
-from carma.core.scheduling.gpu_view import Beside, GpuView
+from carma.core.scheduling.forecast import baseline, slowdowns
+from carma.core.scheduling.gpu_view import GpuView, OtherGpu
 from carma.core.scheduling.placement import choose
 from carma.core.scheduling.sharing_model import progress_rates
 from carma.core.scheduling.snapshot import views
 from carma.core.scheduling.verdicts import candidate_of, requirement_of
 from carma.testing.builders import World, gpu
-from tests.unit.core.goodput_world import HEAVY, LIGHT, MPS, NOW, ask, bound, holder, outlook, sentence
+from tests.unit.core.goodput_world import HEAVY, LIGHT, MPS, NOW, ask, bound, forecast, holder, sentence
 
 
 def test_who_shares_another_gpu_with_a_wide_task_is_held_up_with_it() -> None:
     """The newcomer slows the wide task down here, which so stays longer beside a third one there."""
     third = holder(LIGHT, 200.0, task=8)
-    wide = replace(holder(HEAVY, 100.0), beside=(Beside(GpuId("g1"), HEAVY, (third,)),))
+    wide = replace(holder(HEAVY, 100.0), other_gpus=(OtherGpu(GpuId("g1"), HEAVY, (third,)),))
     newcomer = ask(HEAVY, 300.0)
-    found = outlook(newcomer, [wide], MPS)
+    found = forecast(newcomer, [wide], MPS)
     pressed, _ = progress_rates([HEAVY, HEAVY])
     _, light = progress_rates([HEAVY, LIGHT])
-    assert [one.key.task for one in found.whose] == [7, 8]
-    assert found.slow[0] == pytest.approx(1.0 / pressed)
+    assert [one.key.task for one in found.holders] == [7, 8]
+    assert found.slowdowns[0] == pytest.approx(1.0 / pressed)
     stays_s = 100.0 / pressed
-    assert found.slow[1] == pytest.approx((stays_s + 200.0 - light * stays_s) / 200.0)
-    before = goes_on([(wide,)], NOW, MPS)
-    assert found.slow[1] > slowdowns(before.members, [1.0, light], "mps", before.groups)[1]
+    assert found.slowdowns[1] == pytest.approx((stays_s + 200.0 - light * stays_s) / 200.0)
+    before = baseline([(wide,)], NOW, MPS)
+    assert found.slowdowns[1] > slowdowns(before.members, [1.0, light], "mps", before.groups)[1]
 
 
 def test_a_newcomer_is_kept_off_where_somebody_on_another_gpu_would_pay_for_it() -> None:
     """The third one can bear the wide task for as long as that stays by itself, and no longer."""
     third = holder(Demand(0.2, 0.1, 0.1, 0.5, 0.2), 100.0, task=8, done_s=20.0, ran_s=28.0)
-    wide = replace(holder(HEAVY, 400.0, done_s=360.0, ran_s=360.0), beside=(Beside(GpuId("g1"), HEAVY, (third,)),))
-    alone = replace(wide, beside=(Beside(GpuId("g1"), HEAVY, ()),))
+    wide = replace(
+        holder(HEAVY, 400.0, done_s=360.0, ran_s=360.0), other_gpus=(OtherGpu(GpuId("g1"), HEAVY, (third,)),)
+    )
+    alone = replace(wide, other_gpus=(OtherGpu(GpuId("g1"), HEAVY, ()),))
     newcomer = ask(Demand(0.5, 0.2, 0.2, 0.8, 0.5), 2_000.0)
     assert bound().refusal(newcomer, (alone,)) is None
     assert bound().refusal(newcomer, (wide,)) is not None
     assert sentence(bound(), newcomer, wide).startswith("beside it task 8 would take 1.2")
     assert sentence(bound(), newcomer, wide).endswith("(cap 1.25)")
-    late = replace(wide, beside=(Beside(GpuId("g1"), HEAVY, (holder(LIGHT, 20.0, task=8, ran_s=60.0),)),))
+    late = replace(wide, other_gpus=(OtherGpu(GpuId("g1"), HEAVY, (holder(LIGHT, 20.0, task=8, ran_s=60.0),)),))
     assert bound().refusal(newcomer, (late,)) is None, "one that was too late anyhow, and ends before, pays nothing"
     assert bound().refusal(newcomer, (late,)) is None
 
@@ -94,7 +96,7 @@ def test_tasks_on_several_gpus_are_known_as_such_before_they_begin_and_after() -
         world.settle()
         for _ in ("placed", "running"):
             seen = views(world.state, world.now)
-            others = [[known.gpu for known in one.beside] for view in seen for one in view.holders]
+            others = [[known.gpu for known in one.other_gpus] for view in seen for one in view.holders]
             assert others == ([[view.gpu.id] for view in reversed(seen)] if gpus > 1 else [[]])
             world.start(task)
             world.wait(30)

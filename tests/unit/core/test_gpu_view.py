@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carma.core.scheduling.gpu_view import MOST_BESIDE
+from carma.core.scheduling.gpu_view import MAX_JOINT_GPUS
 from carma.core.scheduling.snapshot import views
 from carma.plugins import load_policy
 from carma.testing.builders import World
@@ -15,12 +15,12 @@ def test_a_tasks_other_gpus_are_told_to_policies_that_look_at_company(policy: st
     world = World(2, policy=load_policy(policy))
     world.run(5_000, gpus=2)
     for view in views(world.state, world.now):
-        assert [len(holder.beside) for holder in view.holders] == [others]
+        assert [len(holder.other_gpus) for holder in view.holders] == [others]
 
 
-@pytest.mark.parametrize(("gpus", "others"), [(MOST_BESIDE, MOST_BESIDE - 1), (MOST_BESIDE + 1, 0)])
+@pytest.mark.parametrize(("gpus", "others"), [(MAX_JOINT_GPUS, MAX_JOINT_GPUS - 1), (MAX_JOINT_GPUS + 1, 0)])
 def test_a_task_on_more_gpus_than_are_looked_at_together_is_judged_gpu_by_gpu(gpus: int, others: int) -> None:
     world = World(gpus, policy=load_policy("goodput"))
     world.run(5_000, gpus=gpus)
     for view in views(world.state, world.now):
-        assert [len(holder.beside) for holder in view.holders] == [others]
+        assert [len(holder.other_gpus) for holder in view.holders] == [others]

@@ -1,7 +1,7 @@
-"""How those would fare who shared a GPU with a newcomer: what it adds to the progress of all, and how long each takes.
+"""Forecast of a shared GPU: the progress that a new task adds in total, and the slowdown of each task.
 
-Pure arithmetic over the sharing model (sharing.py), from what is known of each: what it keeps busy alone, how far it
-is, and how much of what was predicted is seen. Policies that predict build on it; it decides nothing itself.
+Pure arithmetic over the sharing model (sharing_model.py), from each task's demand, its progress, and how much of the
+predicted progress is observed. Policies that predict use it; it decides nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from carma.core.scheduling.decision import Ask
 from carma.core.scheduling.gpu_view import Holder
 from carma.core.scheduling.sharing_model import Mechanism, by_size, progress_rates
 
-CLEARLY = 0.85  # less progress than this part of what was predicted: the prediction is off by that much now and then
-SURE = 1.0 + 1e-9  # beyond what rounding may do
+CLEARLY_LESS = 0.85  # observed / predicted progress below which the observation counts; predictions vary as much
+ROUNDING = 1.0 + 1e-9  # factor beyond rounding errors
 
 
 class Terms(Record, frozen=True):
@@ -26,139 +26,139 @@ class Terms(Record, frozen=True):
     mechanism: Mechanism
 
 
-class Member:
-    """One that shares the GPU, as it would go on."""
+class Sharer:
+    """A task on a shared GPU, from now on."""
 
-    __slots__ = ("alone_s", "demand", "elsewhere", "left_s", "seen", "spent_s")
+    __slots__ = ("alone_s", "demand", "elsewhere", "left_s", "observed_rate", "spent_s")
 
     def __init__(
         self, demand: Demand, alone_s: float, done_s: float = 0.0, spent_s: float = 0.0, elsewhere: float = 1.0
     ) -> None:
         self.demand = demand
         self.alone_s = alone_s
-        self.left_s = max(1.0, alone_s - done_s)  # one that overran what was said of it may end at any time
+        self.left_s = max(1.0, alone_s - done_s)  # a task that overran its estimate may end at any time
         self.spent_s = spent_s
         self.elsewhere = elsewhere  # the rate that its other GPUs allow
-        self.seen = 1.0  # its rate as it is seen
+        self.observed_rate = 1.0
 
 
-class Outlook(Record, frozen=True):
-    """What is predicted for a GPU if the task comes to it."""
+class Forecast(Record, frozen=True):
+    """Prediction for a GPU if the task joins it."""
 
-    gain: float  # progress of all, less what those there make by themselves
-    slow: tuple[float, ...]  # how many times as long as alone each takes over its whole run, the newcomer last
-    whose: tuple[Holder, ...] = ()  # those figures are, but for the last
+    gain: float  # progress of all tasks, less the progress without the new task
+    slowdowns: tuple[float, ...]  # of the whole run of each task, the new task last
+    holders: tuple[Holder, ...] = ()  # the tasks of `slowdowns`, without the new task
 
     @property
     def own(self) -> float:
-        return self.slow[-1]
+        return self.slowdowns[-1]
 
     @property
     def worst(self) -> float:
-        return max(self.slow)
+        return max(self.slowdowns)
 
 
-ALONE = Outlook(1.0, (1.0,))
+ALONE = Forecast(1.0, (1.0,))
 
 
-Group = list[tuple[int, Demand]]  # those who share one GPU, by place, and what each would keep busy there alone
+Group = list[tuple[int, Demand]]  # the tasks on one GPU: position among all tasks, and demand there
 
 
-class GoesOn(NamedTuple):
-    """Those on some GPUs as they go on without a newcomer; and those on the other GPUs of the wide ones among them, who
-    hold each other up."""
+class Baseline(NamedTuple):
+    """The tasks on some GPUs without the new task. Tasks on the other GPUs of multi-GPU tasks are included: they slow
+    each other down."""
 
     holders: tuple[Holder, ...]
-    members: list[Member]
-    here: int  # so many of them, the first, are on the GPUs that are asked about
-    groups: list[Group]  # the GPUs that are asked about first
-    asked: int  # so many of them
-    progress: float  # of all on the GPUs that are asked about
-    missed: float  # how much of the progress that was predicted is seen there
+    members: list[Sharer]
+    here: int  # number of tasks on the requested GPUs; they come first
+    groups: list[Group]  # the requested GPUs come first
+    requested: int  # number of requested GPUs
+    progress: float  # of all tasks on the requested GPUs
+    ratio: float  # observed / predicted progress on the requested GPUs
 
 
-def goes_on(companies: Sequence[Sequence[Holder]], at: float, terms: Terms) -> GoesOn:
-    """`companies`: the holders of each GPU that is asked about."""
+def baseline(gpus: Sequence[Sequence[Holder]], at: float, terms: Terms) -> Baseline:
+    """`gpus`: the holders of each requested GPU."""
     places: dict[AttemptKey, int] = {}
     holders: list[Holder] = []
 
-    def group(company: Sequence[Holder]) -> Group:
-        for holder in company:
+    def group(sharing: Sequence[Holder]) -> Group:
+        for holder in sharing:
             if holder.key not in places:
                 places[holder.key] = len(holders)
                 holders.append(holder)
-        return [(places[holder.key], demand_of(holder)) for holder in company]
+        return [(places[holder.key], demand_of(holder)) for holder in sharing]
 
-    groups = [group(company) for company in companies]
+    groups = [group(sharing) for sharing in gpus]
     here = len(holders)
     others: dict[GpuId, Group] = {}
     for holder in holders[:here]:
-        for known in holder.beside:
+        for known in holder.other_gpus:
             if known.gpu not in others:
                 others[known.gpu] = group((*known.holders, replace(holder, demand=known.demand)))
-    members = [member_of(holder, at) for holder in holders]
+    members = [sharer_of(holder, at) for holder in holders]
     for holder, member in zip(holders[:here], members, strict=False):
-        if holder.beside:
-            member.elsewhere = 1.0  # all its GPUs are looked at
+        if holder.other_gpus:
+            member.elsewhere = 1.0  # all its GPUs are included
     groups.extend(others.values())
     rates = rates_in(members, groups, terms.mechanism)
-    missed = missed_of(members[:here], rates[:here])
-    asked = len(companies)
-    return GoesOn(tuple(holders), members, here, groups, asked, _sum(groups[:asked], rates), missed)
+    ratio = progress_ratio(members[:here], rates[:here])
+    requested = len(gpus)
+    return Baseline(tuple(holders), members, here, groups, requested, _sum(groups[:requested], rates), ratio)
 
 
-def outlook(ask: Ask, there: GoesOn, terms: Terms) -> Outlook:
+def forecast(ask: Ask, there: Baseline, terms: Terms) -> Forecast:
     members, groups, rates = _together(ask, there, terms)
     slow = slowdowns(members, rates, terms.mechanism, groups)
-    whose = there.holders
-    if there.here < len(whose):
-        counted = [place for place in range(len(whose)) if place < there.here or _pays(there, place, slow, terms)]
-        slow, whose = [*(slow[place] for place in counted), slow[-1]], tuple([whose[place] for place in counted])
-    return Outlook(_sum(groups[: there.asked], rates) - there.progress, tuple(slow), whose)
+    holders = there.holders
+    if there.here < len(holders):
+        counted = [place for place in range(len(holders)) if place < there.here or _pays(there, place, slow, terms)]
+        slow, holders = [*(slow[place] for place in counted), slow[-1]], tuple([holders[place] for place in counted])
+    return Forecast(_sum(groups[: there.requested], rates) - there.progress, tuple(slow), holders)
 
 
-def _pays(there: GoesOn, place: int, slow: Sequence[float], terms: Terms) -> bool:
-    """Whether one on another GPU takes longer with the newcomer than without."""
+def _pays(there: Baseline, place: int, slow: Sequence[float], terms: Terms) -> bool:
+    """Whether a task on another GPU takes longer with the new task than without."""
     rates = rates_in(there.members, there.groups, terms.mechanism)
-    return slow[place] > SURE * slowdowns(there.members, rates, terms.mechanism, there.groups)[place]
+    return slow[place] > ROUNDING * slowdowns(there.members, rates, terms.mechanism, there.groups)[place]
 
 
 def _sum(groups: Sequence[Group], rates: Sequence[float]) -> float:
     return sum([rates[place] for group in groups for place, _ in group])
 
 
-def _together(ask: Ask, there: GoesOn, terms: Terms) -> tuple[list[Member], list[Group], list[float]]:
-    """Those who would share the GPUs, the newcomer last, and their rates at first."""
-    members = [*there.members, Member(asked_of(ask), inf if ask.alone_s is None else ask.alone_s)]
+def _together(ask: Ask, there: Baseline, terms: Terms) -> tuple[list[Sharer], list[Group], list[float]]:
+    """The tasks on the GPUs, the new task last, and their initial rates."""
+    members = [*there.members, Sharer(asked_of(ask), inf if ask.alone_s is None else ask.alone_s)]
     last = len(there.members)
     groups = [
-        [*each, (last, asked_of(ask))] if place < there.asked else each for place, each in enumerate(there.groups)
+        [*each, (last, asked_of(ask))] if place < there.requested else each for place, each in enumerate(there.groups)
     ]
     rates = rates_in(members, groups, terms.mechanism)
-    return members, groups, rates if there.missed == 1.0 else [rate * there.missed for rate in rates]
+    return members, groups, rates if there.ratio == 1.0 else [rate * there.ratio for rate in rates]
 
 
 def asked_of(ask: Ask) -> Demand:
     return by_size(ask.memory_mib) if ask.demand is None else ask.demand
 
 
-def missed_of(members: Sequence[Member], rates: Sequence[float]) -> float:
-    """How much of the progress that was predicted is seen, where it is clearly less; else all of it."""
-    seen = min((member.seen / rate for member, rate in zip(members, rates, strict=True)), default=1.0)
-    return seen if seen < CLEARLY else 1.0
+def progress_ratio(members: Sequence[Sharer], rates: Sequence[float]) -> float:
+    """Observed / predicted progress, where it is clearly below 1; else 1."""
+    ratio = min((member.observed_rate / rate for member, rate in zip(members, rates, strict=True)), default=1.0)
+    return ratio if ratio < CLEARLY_LESS else 1.0
 
 
-def rates_of(members: Sequence[Member], mechanism: Mechanism) -> list[float]:
-    """Of those on one GPU."""
+def rates_of(members: Sequence[Sharer], mechanism: Mechanism) -> list[float]:
+    """Of tasks on one GPU."""
     return rates_in(members, [_all(members)], mechanism)
 
 
-def _all(members: Sequence[Member]) -> Group:
+def _all(members: Sequence[Sharer]) -> Group:
     return [(place, member.demand) for place, member in enumerate(members)]
 
 
-def rates_in(members: Sequence[Member], groups: Sequence[Group], mechanism: Mechanism) -> list[float]:
-    """One that is in several groups goes at the pace of the slowest."""
+def rates_in(members: Sequence[Sharer], groups: Sequence[Group], mechanism: Mechanism) -> list[float]:
+    """A task in several groups has the rate of the slowest."""
     found = [member.elsewhere for member in members]
     for group in groups:
         rates = progress_rates([demand for _, demand in group], mechanism)
@@ -172,39 +172,39 @@ def demand_of(holder: Holder) -> Demand:
     return by_size(holder.counted_mib) if holder.demand is None else holder.demand
 
 
-def member_of(holder: Holder, now: float) -> Member:
+def sharer_of(holder: Holder, now: float) -> Sharer:
     progress = holder.progress
     demand = demand_of(holder)
     if progress is None:
-        return Member(demand, inf)
+        return Sharer(demand, inf)
     alone_s = inf if progress.alone_s is None else progress.alone_s
-    then = max(now, progress.at)  # a question may be of a little while ago (policy.as_of)
+    then = max(now, progress.at)  # the time of a question is rounded down (policy.as_of)
     spent_s = max(0.0, then - progress.began_at)
-    member = Member(demand, alone_s, progress.done_by(then), spent_s, progress.elsewhere)
-    member.seen = progress.rate
+    member = Sharer(demand, alone_s, progress.done_by(then), spent_s, progress.elsewhere)
+    member.observed_rate = progress.rate
     return member
 
 
 def slowdowns(
-    members: Sequence[Member], rates: Sequence[float], mechanism: Mechanism, groups: Sequence[Group] | None = None
+    members: Sequence[Sharer], rates: Sequence[float], mechanism: Mechanism, groups: Sequence[Group] | None = None
 ) -> list[float]:
-    """Of each over its whole run, if nobody else comes: those who end leave the others more room. One whose end is
-    not known is taken to go on as it begins. `groups`: who shares a GPU with whom; None: all share one."""
+    """Of each task over its whole run, if no other task comes; the others speed up when a task ends. A task of unknown
+    run time keeps its initial rate. `groups`: the tasks of each GPU; None: all share one GPU."""
     found = [1.0 / rate for rate in rates]
     left = [member.left_s for member in members]
-    there = list(range(len(members)))  # still
+    running = list(range(len(members)))
     among = [_all(members)] if groups is None else groups
     at, now = 0.0, list(rates)
     while True:
-        ends = [(left[place] / now[place], place) for place in there if left[place] < inf]
+        ends = [(left[place] / now[place], place) for place in running if left[place] < inf]
         if not ends:
             return found
         step_s, first = min(ends)
         at += step_s
-        for place in there:
+        for place in running:
             left[place] -= step_s * now[place]
         member = members[first]
         found[first] = (member.spent_s + at) / member.alone_s
-        there = [place for place in there if place != first]
+        running = [place for place in running if place != first]
         among = [[one for one in group if one[0] != first] for group in among]
         now = rates_in(members, among, mechanism)

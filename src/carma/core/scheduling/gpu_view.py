@@ -1,4 +1,4 @@
-"""One GPU as a decision sees it. A value: whoever tries something out works on a copy."""
+"""One GPU as a decision sees it: a value, so that a pass works on copies."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from carma.core.telemetry.window import Metric, Summary
 
 
 class Progress(Record, frozen=True):
-    """How far an attempt is thought to be, in seconds that the work would take alone."""
+    """Estimated progress of an attempt, in seconds that the work would take alone."""
 
     began_at: float
     done_s: float  # as of `at`
     at: float
     rate: float  # since then
-    alone_s: float | None  # all of it; None: nobody knows
+    alone_s: float | None  # of the whole run; None: unknown
     elsewhere: float = 1.0  # the rate that its other GPUs allow
 
     def done_by(self, now: float) -> float:
@@ -26,7 +26,7 @@ class Progress(Record, frozen=True):
 
 
 class Holder(Record, frozen=True, kw_only=True):
-    """An attempt on the GPU. `warming` is a phrase as long as it has not settled ("has held memory for 4 s")."""
+    """An attempt on the GPU. `warming` is a phrase until it has settled ("has held memory for 4 s"), then None."""
 
     key: AttemptKey
     booking_mib: int
@@ -34,11 +34,11 @@ class Holder(Record, frozen=True, kw_only=True):
     peak_mib: int | None = None  # ever
     alone: bool = False
     warming: str | None = None
-    settles_at: float | None = None  # expected, as long as it is warming
+    settles_at: float | None = None  # expected; None once it has settled
     ends_at: float  # expected
-    demand: Demand | None = None  # what it would keep busy alone; None: nobody knows
+    demand: Demand | None = None  # of the task alone; None: unknown
     progress: Progress | None = None  # None: it has not started
-    beside: tuple[Beside, ...] = ()  # its other GPUs, for a policy that has a say about company (`against`)
+    other_gpus: tuple[OtherGpu, ...] = ()  # only for policies that define `objection`
 
     @property
     def counted_mib(self) -> int:
@@ -46,24 +46,24 @@ class Holder(Record, frozen=True, kw_only=True):
 
     @property
     def held_mib(self) -> int:
-        """What its end should free; where nobody can tell what it holds, what it is counted with."""
+        """Memory that its end frees; the counted memory where the observed memory is unknown."""
         return self.counted_mib if self.observed_mib is None else self.observed_mib
 
     @property
     def growth_mib(self) -> int:
-        """What it may still take beyond what it holds now."""
+        """Memory that it may still take."""
         return max(0, self.counted_mib - (self.observed_mib or 0))
 
 
-MOST_BESIDE = 8  # GPUs of one task that are looked at together: a task with more is judged GPU by GPU
+MAX_JOINT_GPUS = 8  # GPUs of one task that are judged together; a task with more is judged GPU by GPU
 
 
-class Beside(Record, frozen=True):
+class OtherGpu(Record, frozen=True):
     """Another GPU of a holder."""
 
     gpu: GpuId
-    demand: Demand | None  # what it would keep busy there alone: some leave all but one of their GPUs idle
-    holders: tuple[Holder, ...]  # who else is there
+    demand: Demand | None  # on that GPU: some tasks leave all but one of their GPUs idle
+    holders: tuple[Holder, ...]  # the other tasks there
 
 
 class GpuView(Record, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class GpuView(Record, frozen=True, kw_only=True):
     used_mib: int | None = None
     booked_mib: int = 0
     room_mib: int | None = None  # None: the memory in use is not known
-    outdated: bool = False  # a task left since the last sample, and what it held cannot be told from the rest
+    outdated: bool = False  # a task left since the last sample, and its memory cannot be separated from the rest
     summaries: Mapping[Metric, Summary] = {}
     blind: str | None = None  # why the window cannot be judged
     fault: str | None = None
@@ -83,7 +83,7 @@ class GpuView(Record, frozen=True, kw_only=True):
 
     @property
     def idle(self) -> bool:
-        """Nobody is on it: neither a task nor a process that somebody else started."""
+        """Neither a task nor a foreign process uses it."""
         return not self.holders and not self.foreign and not self.foreign_mib
 
     def gauge(self, metric: Metric, summary: Literal["risk", "p95", "mean"]) -> float | None:
@@ -91,7 +91,7 @@ class GpuView(Record, frozen=True, kw_only=True):
         return None if found is None else found.by(summary)
 
     def joined_by(self, holder: Holder) -> GpuView:
-        """The same GPU after a placement in this pass: what its window says is of the time before."""
+        """The same GPU after a placement in this pass; its window is of the time before."""
         holders = (*self.holders, holder)
         return msgspec.structs.replace(
             self,
@@ -102,20 +102,19 @@ class GpuView(Record, frozen=True, kw_only=True):
             blind="no sample since a task came just now",
         )
 
-    def with_beside(self, joined: GpuView) -> GpuView:
-        """The same GPU after somebody has come to another one, which some of its holders have, too."""
-        there = {holder.key for holder in joined.holders}
-        holders = tuple([_beside(one, joined) if one.key in there else one for one in self.holders])
+    def with_neighbour(self, joined: GpuView) -> GpuView:
+        """The same GPU after a placement on another GPU of some of its holders."""
+        on_both = {holder.key for holder in joined.holders}
+        holders = tuple([_with_neighbour(one, joined) if one.key in on_both else one for one in self.holders])
         return msgspec.structs.replace(self, holders=holders)
 
     def after(self, at: float) -> tuple[tuple[Holder, ...], int]:
-        """Who is still there, and the room (none where it is not known), when every holder that is expected to end by
-        then has ended."""
+        """The remaining holders and the room (0 if unknown) when every holder that is expected to end by then has."""
         staying = tuple([holder for holder in self.holders if holder.ends_at > at])
         return staying, self._room_mib(staying, sum([one.held_mib for one in self.holders if one.ends_at <= at]))
 
     def without(self, leaving: Collection[AttemptKey]) -> tuple[tuple[Holder, ...], int]:
-        """The same when those have left."""
+        """The same when these have left."""
         staying = tuple([holder for holder in self.holders if holder.key not in leaving])
         return staying, self._room_mib(staying, sum([one.held_mib for one in self.holders if one.key in leaving]))
 
@@ -126,21 +125,21 @@ class GpuView(Record, frozen=True, kw_only=True):
         return room_mib(self.gpu.memory_mib, used_mib, self.foreign_mib, staying) or 0
 
 
-def _beside(holder: Holder, joined: GpuView) -> Holder:
+def _with_neighbour(holder: Holder, joined: GpuView) -> Holder:
     others = tuple([one for one in joined.holders if one.key != holder.key])
-    beside = [
-        Beside(known.gpu, known.demand, others) if known.gpu == joined.gpu.id else known for known in holder.beside
+    other_gpus = [
+        OtherGpu(one.gpu, one.demand, others) if one.gpu == joined.gpu.id else one for one in holder.other_gpus
     ]
-    return msgspec.structs.replace(holder, beside=tuple(beside))
+    return msgspec.structs.replace(holder, other_gpus=tuple(other_gpus))
 
 
-def also_on(holders: Collection[Holder]) -> set[GpuId]:
+def other_gpus_of(holders: Collection[Holder]) -> set[GpuId]:
     """The other GPUs of those holders."""
-    return {known.gpu for holder in holders for known in holder.beside}
+    return {known.gpu for holder in holders for known in holder.other_gpus}
 
 
 def room_mib(capacity_mib: int, used_mib: int | None, foreign_mib: int, holders: tuple[Holder, ...]) -> int | None:
-    """The ledger's answer: what a newcomer may book."""
+    """The memory that a new task may book; None if the memory in use is unknown."""
     if used_mib is None:
         return None
     by_bookings = capacity_mib - sum([holder.counted_mib for holder in holders]) - foreign_mib

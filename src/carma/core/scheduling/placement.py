@@ -9,7 +9,7 @@ from math import isnan
 from carma.core.model.settings import Rules
 from carma.core.model.values import GpuId
 from carma.core.scheduling.decision import Ask, Decision, Objection, Part, Refusal
-from carma.core.scheduling.gpu_view import MOST_BESIDE, GpuView
+from carma.core.scheduling.gpu_view import MAX_JOINT_GPUS, GpuView
 from carma.core.scheduling.policy import Policy as Policy
 from carma.core.scheduling.policy import Ranked as Ranked
 from carma.core.scheduling.reasons import Choice, conclude
@@ -73,7 +73,7 @@ def _ranked(
         idle = {one.view.gpu.id for one in accepted if one.view.idle}
         if 0 < len(idle) < len(accepted):  # else the order stays as it is
             ranked.sort(key=lambda entry: entry.gpu not in idle)
-    if 1 < ask.gpus <= MOST_BESIDE and policy.joint_objection is not None:
+    if 1 < ask.gpus <= MAX_JOINT_GPUS and policy.joint_objection is not None:
         return _together(ask, ranked, accepted, policy, objections)
     return ranked
 

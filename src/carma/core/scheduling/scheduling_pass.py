@@ -20,7 +20,7 @@ from carma.core.model.task import Task
 from carma.core.model.values import AttemptKey, GpuId, TaskId
 from carma.core.scheduling.decision import Ask, Reason
 from carma.core.scheduling.eligibility import Eligibility, ask_of
-from carma.core.scheduling.gpu_view import MOST_BESIDE, Beside, GpuView, Holder, also_on
+from carma.core.scheduling.gpu_view import MAX_JOINT_GPUS, GpuView, Holder, OtherGpu, other_gpus_of
 from carma.core.scheduling.placement import KeptFor, choose
 from carma.core.scheduling.policy import Policy, as_of
 from carma.core.scheduling.queue_order import queued_tasks
@@ -143,8 +143,8 @@ class SchedulingPass(Eligibility):
             self._count_spare(view)
             joined.append(view)
         for view in joined:
-            for other in also_on(view.holders) & self._place.keys():
-                seen = self.candidates[self._place[other]].view.with_beside(view)
+            for other in other_gpus_of(view.holders) & self._place.keys():
+                seen = self.candidates[self._place[other]].view.with_neighbour(view)
                 self._replace(candidate_of(seen, rules, policy))
         self._open = [one for one in self.candidates if one.open]
         self.last_gpu = choice.chosen[-1]
@@ -189,10 +189,10 @@ def newcomer(ask: Ask, runtime_s: float, rules: Rules, now: float) -> Holder:
 
 def with_others(holder: Holder, choice: Choice, view: GpuView, policy: Policy) -> Holder:
     """The new task as it is on one of its GPUs, with the tasks on the others (as `_beside` in snapshot.py)."""
-    if not 1 < len(choice.chosen) <= MOST_BESIDE or policy.objection is None:
+    if not 1 < len(choice.chosen) <= MAX_JOINT_GPUS or policy.objection is None:
         return holder
     others = [one.view for one in choice.candidates if one.view.gpu.id in choice.chosen and one.view is not view]
-    return replace(holder, beside=tuple([Beside(one.gpu.id, holder.demand, one.holders) for one in others]))
+    return replace(holder, other_gpus=tuple([OtherGpu(one.gpu.id, holder.demand, one.holders) for one in others]))
 
 
 def schedule(state: State, now: float, cache: VerdictCache | None = None) -> list[TaskPlaced]:

@@ -14,7 +14,7 @@ from carma.core.model.status import Running, Starting
 from carma.core.model.task import Task
 from carma.core.model.units import show_s
 from carma.core.model.values import AttemptKey, Gpu, GpuId, GpuSample, ProcessUse
-from carma.core.scheduling.gpu_view import MOST_BESIDE, Beside, GpuView, Holder, Progress, room_mib
+from carma.core.scheduling.gpu_view import MAX_JOINT_GPUS, GpuView, Holder, OtherGpu, Progress, room_mib
 from carma.core.state import EARLY_S, SERVER, State
 from carma.core.telemetry.measurements import HIDDEN_MIB, AttemptOnGpu, Live, Track
 from carma.core.telemetry.pace import belief
@@ -129,23 +129,23 @@ def _holder(state: State, gpu: Gpu, live: Live, key: AttemptKey, now: float) -> 
         ends_at=expected_end(task, track, state.rules, now),
         demand=belief(task, seen),
         progress=_progress(task, track, gpu.id, live.activity_ratio),
-        beside=_beside(state, key, gpu.id),
+        other_gpus=_beside(state, key, gpu.id),
     )
 
 
-def _beside(state: State, key: AttemptKey, gpu: GpuId) -> tuple[Beside, ...]:
+def _beside(state: State, key: AttemptKey, gpu: GpuId) -> tuple[OtherGpu, ...]:
     """The attempt's other GPUs, with those who share them: what it takes to tell how they go on, and no more. Nothing
     for a policy that has no say about company, and of a task so wide that it would take too long."""
     gpus = state.on_gpu[gpu][key].gpus
-    if not 1 < len(gpus) <= MOST_BESIDE or state.policy.objection is None:
+    if not 1 < len(gpus) <= MAX_JOINT_GPUS or state.policy.objection is None:
         return ()
     task, track = state.tasks[key.task], state.tracks.get(key)
-    found: list[Beside] = []
+    found: list[OtherGpu] = []
     for other in gpus:
         if other != gpu:
             seen = track.on.get(other) if track is not None else None
             sharing = [_sharer(state, one, other) for one in state.on_gpu.get(other, ()) if one != key]
-            found.append(Beside(other, belief(task, seen), tuple(sharing)))
+            found.append(OtherGpu(other, belief(task, seen), tuple(sharing)))
     return tuple(found)
 
 

@@ -83,16 +83,6 @@ def regroup(state: State, gpus: Iterable[GpuId], now: float) -> None:
         track.rate = min(track.rates.values(), default=1.0)
         for gpu in track.on:  # its expected end has changed on all of its GPUs
             state.touch(gpu)
-            if state.policy.objection is not None:
-                _touch_beside(state, gpu)
-
-
-def _touch_beside(state: State, gpu: GpuId) -> None:
-    """Attempts with further GPUs are judged there together with their neighbours here (snapshot.py: `_beside`)."""
-    for placement in state.on_gpu.get(gpu, {}).values():
-        if len(placement.gpus) > 1:
-            for other in placement.gpus:
-                state.touch(other)
 
 
 # -- demand ---------------------------------------------------------------------------------------------------------
