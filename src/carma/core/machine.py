@@ -86,7 +86,7 @@ def _attempt_changed(state: State, event: AttemptEvent) -> list[Command]:
         case e.AttemptStarted():
             return _started(state, task, event)
         case e.MemoryObserved():
-            return _memory_observed(state, task, event)
+            return _store_use(state, task, event)
         case e.BookingShrunk():
             return _shrunk(state, task, event)
         case e.AttemptEnded():
@@ -181,19 +181,6 @@ def _started(state: State, task: Task, event: e.AttemptStarted) -> list[Command]
     return []
 
 
-def _memory_observed(state: State, task: Task, event: e.MemoryObserved) -> list[Command]:
-    use = e.AttemptUse(
-        key=event.key,
-        peak_mib=event.peak_mib,
-        energy_j=event.energy_j,
-        activity=event.activity,
-        used_s=event.used_s,
-        settled=task.attempts[-1].settled,
-    )
-    _store_use(state, task, use)
-    return []
-
-
 def _shrunk(state: State, task: Task, event: e.BookingShrunk) -> list[Command]:
     if not isinstance(task.status, Running):
         return []
@@ -221,24 +208,26 @@ def _use_noted(state: State, event: e.UseNoted) -> list[Command]:
     return []
 
 
-def _store_use(state: State, task: Task, use: e.AttemptUse) -> None:
+def _store_use(state: State, task: Task, use: e.AttemptUse | e.MemoryObserved) -> list[Command]:
     """Store the observations of an attempt; later observations continue from them."""
     attempt = task.attempts[-1]
+    alone, settled = (use.alone, use.settled) if isinstance(use, e.AttemptUse) else (None, attempt.settled)
     attempt = replace(
         attempt,
         observed_mib=attempt.observed_mib if use.peak_mib is None else use.peak_mib,
         energy_j=use.energy_j,
         activity=use.activity,
         used_s=use.used_s,
-        alone=use.alone or attempt.alone,
-        settled=use.settled,
+        alone=alone or attempt.alone,
+        settled=settled,
     )
     state.put(replace(task, attempts=(*task.attempts[:-1], attempt)))
     track = state.tracks.get(use.key)
     if track is not None:
         if use.peak_mib is not None:
             track.peak_mib = max(track.peak_mib or 0, use.peak_mib)
-        track.restore(use.energy_j, use.activity, use.used_s, use.alone)
+        track.restore(use.energy_j, use.activity, use.used_s, alone)
+    return []
 
 
 def _ended(state: State, task: Task, event: e.AttemptEnded) -> list[Command]:

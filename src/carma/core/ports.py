@@ -33,12 +33,6 @@ from carma.core.model.values import (
 from carma.core.scheduling.fairness import UserUsage
 
 
-class Clock(Protocol):
-    def now(self) -> float:
-        """Seconds since the epoch; never goes back, whatever the machine's clock does."""
-        ...
-
-
 class Sampler(Protocol):
     """Samples the GPUs. Never raises: a GPU that does not answer is a sample with a `fault`."""
 

@@ -107,8 +107,3 @@ ROUTES: tuple[Route, ...] = (
 )
 
 BY_NAME = {route.name: route for route in ROUTES}
-
-
-def path_of(name: str, **values: object) -> str:
-    """The full path of a route with its values filled in."""
-    return API + BY_NAME[name].path.format(**values)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, cast
 
 from carma.config import Loaded
-from carma.core.model.values import Owner, TaskSpec
+from carma.core.model.values import GpuUsage, Owner, TaskSpec
 from carma.core.ports import Estimator, Launcher
 from carma.core.state import State
+from carma.core.telemetry.measurements import Hour
 from carma.daemon.clock import SteadyClock
 from carma.daemon.estimating.estimates import Estimates
 from carma.daemon.executor import Executor, FindFrameworks
@@ -61,3 +62,11 @@ async def writing(shell: Shell, follow: Follow = lambda _commands, _event: None)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await writer.close()
+
+
+def add_use(state: State, rows: Iterable[GpuUsage]) -> None:
+    """As if samples had shown this use of GPUs."""
+    for row in rows:
+        sums = state.usage.setdefault((row.hour, row.gpu), Hour())
+        for name in Hour.__slots__:
+            setattr(sums, name, getattr(sums, name) + getattr(row, name))

@@ -15,11 +15,11 @@ from carma.core.model.task import Attempt, Task
 from carma.core.model.values import Activity, Booking, GpuId, GpuUsage, Owner, Placement, TaskId, TaskSpec
 from carma.core.state import State
 from carma.core.state_checkpoint import checkpoint
-from carma.core.telemetry.usage import count
 from carma.daemon.views.report import HOUR_S, Totals, full_hour, report
 from carma.testing.builders import ALICE, BOB, World
 from carma.wire.report_types import Report
 from tests.unit.daemon.api_server import Served, serving
+from tests.unit.daemon.shells import add_use
 
 SINCE = 100 * HOUR_S
 UNTIL = SINCE + 2 * HOUR_S
@@ -129,7 +129,7 @@ def test_gpus_are_summed_over_their_hours_with_what_is_not_stored_yet() -> None:
     row = GpuUsage(
         gpu=G0, hour=100, watched_s=3_600, held_s=1_800, shared_s=900, sm_s=900, energy_j=720_000, idle_j=360_000
     )
-    count(world.state, [replace(row, hour=101, tasks_j=100_000), replace(row, hour=99)])  # one is before the span
+    add_use(world.state, [replace(row, hour=101, tasks_j=100_000), replace(row, hour=99)])  # one is before the span
     first, second = made_of((), world.state, [row]).gpus
     assert (first.index, first.watched_s, first.held_s, first.shared_s) == (0, 7_200, 3_600, 1_800)
     assert (first.sm_active, first.energy_j, first.idle_j, first.tasks_j) == (0.25, 1_440_000, 720_000, 100_000)

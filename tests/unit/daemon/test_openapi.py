@@ -12,7 +12,7 @@ import pytest
 from carma.daemon.api.application import make_app
 from carma.wire.api_types import SubmitRequest, TaskView
 from carma.wire.openapi import document
-from carma.wire.routes import API, BY_NAME, ROUTES, path_of
+from carma.wire.routes import API, BY_NAME, ROUTES
 from tests.unit.daemon.api_server import serving
 from tests.unit.daemon.shells import check_in_process
 
@@ -82,7 +82,3 @@ def test_the_application_serves_exactly_the_table() -> None:
         }
         assert served_routes == {(API + route.path, route.method) for route in ROUTES}
         assert served.client().openapi() == document()
-
-
-def test_paths_are_filled_in() -> None:
-    assert path_of("cancel", id=7) == "/v1/tasks/7/cancel"

@@ -33,7 +33,6 @@ from carma.core.model.values import (
 from carma.core.policies import magm
 from carma.core.ports import AttemptReport
 from carma.core.state import State
-from carma.core.telemetry.usage import count
 from carma.daemon import found_attempts as finder
 from carma.daemon import writer as writer_module
 from carma.daemon.loop import Loop, ProcessOwners
@@ -43,7 +42,7 @@ from carma.errors import StoreError
 from carma.store.memory import MemoryStore
 from carma.testing.builders import World
 from carma.testing.fake_launcher import FakeLauncher, Plan
-from tests.unit.daemon.shells import make_executor, make_shell, writing
+from tests.unit.daemon.shells import add_use, make_executor, make_shell, writing
 
 LIMIT_S = 180.0
 G0 = GpuId("GPU-0")
@@ -328,12 +327,12 @@ def test_usage_is_noted_periodically_and_at_the_stop(monkeypatch: pytest.MonkeyP
     async def work() -> None:
         shell = make_shell(store, State(OPEN, magm.POLICY))
         async with writing(shell):
-            count(shell.state, [ROW])
+            add_use(shell.state, [ROW])
             await shell.commit([GpusFound(1.0, (Card.gpu,))])
             assert await shell.wait_for(lambda state: not state.usage, LIMIT_S)
             assert list(store.usage(since=0.0, until=1e9)) == [ROW]
             monkeypatch.setattr(writer_module, "USAGE_S", 3600.0)
-            count(shell.state, [ROW])
+            add_use(shell.state, [ROW])
 
     go(work())
     store.reopen()
@@ -347,7 +346,7 @@ def test_usage_that_a_full_disk_refuses_is_in_the_next_note(monkeypatch: pytest.
     async def work() -> None:
         shell = make_shell(store, State(OPEN, magm.POLICY))
         async with writing(shell):
-            count(shell.state, [ROW])
+            add_use(shell.state, [ROW])
             await shell.commit([GpusFound(1.0, (Card.gpu,))])
             assert await shell.wait_for(lambda _: store.refused > 0, LIMIT_S)
             store.refuse = False

@@ -77,7 +77,6 @@ class Finished(Record, frozen=True, tag="finished", tag_field="state"):
 
 
 Status = Estimating | Queued | Starting | Running | Ended | Recovering | Finished
-Active = Starting | Running
 Pending = Estimating | Queued | Ended | Recovering  # without a process, and not finished
 
 

@@ -24,14 +24,6 @@ def add_up(one: GpuUsage, other: GpuUsage) -> GpuUsage:
     return replace(one, **{name: getattr(one, name) + getattr(other, name) for name in Hour.__slots__})
 
 
-def count(state: State, rows: Iterable[GpuUsage]) -> None:
-    """Add rows to the use since the last UseNoted."""
-    for row in rows:
-        sums = state.usage.setdefault((row.hour, row.gpu), Hour())
-        for name in Hour.__slots__:
-            setattr(sums, name, getattr(sums, name) + getattr(row, name))
-
-
 def not_noted(state: State) -> tuple[GpuUsage, ...]:
     """The use since the last UseNoted."""
     return tuple(
