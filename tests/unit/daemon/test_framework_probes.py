@@ -33,7 +33,7 @@ from tests.hanging_fs import hanging_mount
 from tests.launch_orders import shell as script
 from tests.launch_orders import spec_of, tidy
 from tests.unit.daemon.shells import make_executor, make_shell
-from tests.unit.daemon.test_shell_guards import OPEN, Card, Declared
+from tests.unit.daemon.test_loop import OPEN, Card, Declared
 
 LIMIT_S = 60.0
 ME = Owner(os.geteuid(), os.getegid(), "me")

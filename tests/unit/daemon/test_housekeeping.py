@@ -1,4 +1,4 @@
-"""What stands around the shell: the worker thread, housekeeping, the systemd unit."""
+"""Housekeeping, the background thread, and the systemd unit."""
 
 from __future__ import annotations
 
