@@ -1,9 +1,9 @@
-"""Estimators: made from the settings, asked in order; the first answer counts.
+"""Creates the estimators of the settings and asks them in order; the first answer counts.
 
-1. `make_estimators` makes the estimators that `[memory] sources` names.
+1. `make_estimators` creates the estimators that `[memory] sources` names.
 2. `first_answer` asks them in order. Refusals before the answer are returned for `carma explain`. An exception or an
-   invalid answer of a plugin becomes a refusal that names the plugin. A refusal may know an amount of memory that was
-   not enough; the answer is then raised above it.
+   invalid answer of a plugin becomes a refusal that names the plugin. A refusal may contain an amount of memory that
+   was not enough; the answer is then raised above it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from carma.plugins import ESTIMATORS, load_one
 from carma.trial.protocol import Context
 
 _answers = msgspec.json.Decoder(Estimate)
-_MOST_MIB = 1 << 40  # no memory is that large; SQLite and JSON hold it
+_MOST_MIB = 1 << 40  # larger than any memory; SQLite and JSON can hold it
 
 Answer = tuple[Estimate | None, tuple[NoEstimate, ...]]
 
@@ -56,7 +56,7 @@ def make_estimator(name: str, context: Context) -> Estimator:
 def first_answer(
     estimators: Sequence[Estimator], request: EstimateRequest, refused: Sequence[NoEstimate] = ()
 ) -> Answer:
-    """`refused` are those who were asked before."""
+    """`refused`: refusals of estimators that were asked before."""
     refusals = list(refused)
     for place, estimator in enumerate(estimators):
         answer = _ask(estimator, request)
@@ -90,7 +90,7 @@ def with_past_runs(estimate: Estimate, others: Sequence[Estimator], request: Est
 
 
 def split(estimators: Sequence[Estimator]) -> tuple[tuple[Estimator, ...], tuple[Estimator, ...]]:
-    """Those that answer at once and say so (`quick = True`), up to the first that may take its time; and the rest."""
+    """The estimators that answer at once (`quick = True`), up to the first slow one; and the rest."""
     at = next((place for place, one in enumerate(estimators) if not is_quick(one)), len(estimators))
     return tuple(estimators[:at]), tuple(estimators[at:])
 
@@ -100,7 +100,8 @@ def is_quick(estimator: Estimator) -> bool:
 
 
 def above(estimate: Estimate, more_than_mib: int, why: str) -> Estimate:
-    """The estimate, where need be raised above what was not enough. What it was made up of no longer adds up then."""
+    """The estimate, raised above an amount that was not enough if necessary. Its parts then no longer add up and are
+    dropped."""
     if estimate.footprint_mib > more_than_mib and estimate.upper_mib >= with_margin(more_than_mib):
         return estimate
     footprint_mib = max(estimate.footprint_mib, more_than_mib + 1)
@@ -114,7 +115,7 @@ def above(estimate: Estimate, more_than_mib: int, why: str) -> Estimate:
 
 
 def _lifted(estimate: Estimate, refusals: Sequence[NoEstimate]) -> Estimate:
-    """What the user declared stays: it is their word, and recovery corrects it."""
+    """Raises the estimate above known minimums. A declared amount stays, because recovery corrects it."""
     known = [refusal for refusal in refusals if refusal.more_than_mib is not None]
     if not known or estimate.source == "declared":
         return estimate
@@ -141,7 +142,7 @@ def _floor(more_than_mib: object) -> int | None:
 
 
 def _checked(answer: object, seconds: float) -> Estimate:
-    """The answer as it will be read from the store; raises ValueError for what cannot be booked."""
+    """Returns the answer as the store would read it; raises ValueError for amounts that cannot be booked."""
     if not isinstance(answer, Estimate):
         raise TypeError(f"its answer is a {type(answer).__name__}, not an Estimate")
     # Through JSON and back: types are checked, and an optional figure that is not a number becomes absent.

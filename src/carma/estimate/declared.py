@@ -1,4 +1,4 @@
-"""The user's own figure (`--gpu-mem`). Taken as it is: recovery corrects it if it was too small."""
+"""The user's own amount (`--gpu-mem`), unchanged: recovery corrects it if it was too small."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the same command took before: same user, directory, words and, where somebody looked, the same files and
-environment. And what it must take when only one of its numbers is new (near.py).
+"""Memory of earlier runs of the same command: same user, directory and words, and the same files and environment if
+both are known. If only one number of the command is new, a line through the runs gives the memory (interpolation.py).
 
-A run that ran out of memory counts as "more than": no answer is at or below it, and where nothing else is known the
-refusal carries it, so that those who are asked next do not answer below it either.
+A run that ran out of memory is a lower bound: no answer is at or below it. If nothing else is known, the refusal
+contains it, so that later estimators do not answer below it either.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from carma.estimate.combination import above
 from carma.estimate.interpolation import Fit, Point, fit
 from carma.trial.protocol import Context
 
-SURVIVED_S = 60.0  # an unfinished run shorter than this may have ended before its memory had grown
-GROWS = ("batch", "bs", "size", "len", "seq")  # options with such a word in them: the more, the more memory
-ALMOST = 0.9  # of what a smaller value took, a larger one takes at least: libraries choose otherwise now and then
+SURVIVED_S = 60.0  # an unfinished run shorter than this may have ended before its memory peak
+GROWS = ("batch", "bs", "size", "len", "seq")  # options with such a word in their name increase memory
+ALMOST = 0.9  # least part of a smaller value's memory that a larger one needs, since libraries may choose otherwise
 
 
 class History:
@@ -49,7 +49,7 @@ class History:
 
 
 def _same_files(run: PastRun, request: EstimateRequest) -> bool:
-    """What was not looked at, then or now, is taken for the same."""
+    """A fingerprint that was not taken counts as equal."""
     return not run.fingerprint or not request.fingerprint or run.fingerprint == request.fingerprint
 
 
@@ -125,7 +125,7 @@ def _alike(telling: Sequence[PastRun], request: EstimateRequest) -> tuple[list[P
 
 
 def _near(runs: Sequence[PastRun], request: EstimateRequest, exact: NoEstimate) -> Estimate | NoEstimate:
-    """From runs that differ in one number, and all in the same one."""
+    """From runs that differ in the same single number."""
     wanted = numbers(request.spec.command)
     by_place = _by_place(runs, wanted)
     if not by_place:
@@ -148,7 +148,7 @@ def _near(runs: Sequence[PastRun], request: EstimateRequest, exact: NoEstimate) 
 
 
 def _by_place(runs: Sequence[PastRun], wanted: Sequence[Number]) -> dict[int, list[PastRun]]:
-    """Those that differ in one number only, by which one that is."""
+    """Runs that differ in a single number, by the index of that number."""
     found: dict[int, list[PastRun]] = {}
     for run in runs:
         theirs = numbers(run.command)
@@ -161,7 +161,7 @@ def _by_place(runs: Sequence[PastRun], wanted: Sequence[Number]) -> dict[int, li
 
 
 def _least_mib(runs: Sequence[PastRun], points: Sequence[Point], place: int, wanted: Number) -> int | None:
-    """What it takes at least, where the more of that number means the more memory."""
+    """A lower bound, if memory increases with that number."""
     if not any(word in wanted.name.lower() for word in GROWS):
         return None
     failed = [run.more_than_mib for run in runs if numbers(run.command)[place].value <= wanted.value]
@@ -182,8 +182,7 @@ def _from_line(fitted: Fit, name: str, value: float, remarks: Sequence[str], gpu
 
 
 def _demand(runs: Sequence[PastRun]) -> Demand | None:
-    """What it keeps busy alone: the run of middle SM activity, of those that had their GPU to themselves if there are
-    any."""
+    """The demand alone: of the run with the median SM activity, preferably of runs that had their GPU to themselves."""
     known = [run for run in runs if run.alone is not None]
     known = [run for run in known if not run.collocated] or known
     demands = sorted((run.alone.demand for run in known if run.alone is not None), key=lambda one: one.sm_active)
@@ -191,8 +190,8 @@ def _demand(runs: Sequence[PastRun]) -> Demand | None:
 
 
 def _runtime_s(runs: Sequence[PastRun]) -> float | None:
-    """Alone: the median of whole runs that had their GPU to themselves, where there are any; else of what the others
-    would have taken, as far as that can be told."""
+    """The run time alone: the median of complete runs that had their GPU to themselves; without any, of the others' run
+    times corrected by their slowdown."""
     whole = [run for run in runs if run.succeeded]
     alone = [run for run in whole if not run.collocated]
     return median(run.runtime_s * _pace(run) for run in alone or whole) if whole else None

@@ -1,8 +1,8 @@
-"""What a command takes when only one of its numbers is new: read off a line through the runs that were measured.
+"""Memory of a command with one new number, from a line through the measured runs.
 
-Between two measured values the footprint lies between theirs. Beyond the largest, up to twice as far, it is drawn on
-with a bound that also holds where memory grows with the square (a sequence length). Everything else is a refusal.
-Pure: points in, a figure or a reason out.
+Between two measured values the footprint lies between theirs. Beyond the largest, up to twice as far, it is
+extrapolated with a bound that also holds if memory grows with the square (a sequence length). Everything else is a
+refusal. Pure.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from itertools import pairwise
 from carma.core.model.values import Record
 from carma.core.telemetry.booking_shrink import with_margin
 
-FURTHEST = 2.0  # times the largest measured value
-NOISE_SHARE, NOISE_MIB = 0.05, 256  # runs of the same program differ by so much; it is no slope
-STEEPER, MUCH_STEEPER = 2.0, 3.0  # than the last slope, beyond it: enough for a square from half as far, or from zero
-STRAIGHT = 1.25  # the same where three points show that it is a line
+FURTHEST = 2.0  # maximum factor of the largest measured value
+NOISE_SHARE, NOISE_MIB = 0.05, 256  # differences between runs of the same program, not a slope
+STEEPER, MUCH_STEEPER = (
+    2.0,
+    3.0,
+)  # times the last slope: enough for a square from half as far, or from zero
+STRAIGHT = 1.25  # the same if three points show a line
 
 
 class Point(Record, frozen=True, order=True):
@@ -27,12 +30,12 @@ class Point(Record, frozen=True, order=True):
 class Fit(Record, frozen=True, kw_only=True):
     footprint_mib: int
     upper_mib: int
-    used: tuple[Point, ...]  # read off these
-    beyond: bool = False  # drawn on beyond what was measured
+    used: tuple[Point, ...]  # the points that were used
+    beyond: bool = False  # extrapolated
 
 
 def fit(points: Iterable[Point], value: float) -> Fit | str:
-    """The footprint at `value`; or why it cannot be told."""
+    """The footprint at `value`, or why it is unknown."""
     line = _highest(points)
     if len(line) < 2:
         return "two other values must have been measured"
@@ -41,20 +44,20 @@ def fit(points: Iterable[Point], value: float) -> Fit | str:
         falling = _monotone([Point(-point.value, point.mib) for point in reversed(line)])
         if falling is None:
             return "memory went up and down with it"
-        # The more, the less: beyond the ends nobody knows how it bends.
+        # Memory falls: beyond the ends its course is unknown.
         line = [Point(-point.value, point.mib) for point in reversed(falling)]
         inside = line[0].value <= value <= line[-1].value
         return _between(line, value) if inside else "memory fell with it, and the value lies outside those measured"
     if value > rising[-1].value:
         return _beyond(rising, value)
-    if value < rising[0].value:  # it takes no more than the smallest did, and how much less nobody knows
+    if value < rising[0].value:  # at most the memory of the smallest value; how much less is unknown
         least = rising[0]
         return Fit(footprint_mib=least.mib, upper_mib=with_margin(least.mib), used=(least,), beyond=True)
     return _between(rising, value)
 
 
 def _highest(points: Iterable[Point]) -> list[Point]:
-    """One point for each value: the most that was seen."""
+    """One point for each value: the maximum."""
     most: dict[float, int] = {}
     for point in points:
         most[point.value] = max(most.get(point.value, 0), point.mib)
@@ -62,7 +65,7 @@ def _highest(points: Iterable[Point]) -> list[Point]:
 
 
 def _monotone(line: Sequence[Point]) -> list[Point] | None:
-    """The same, never falling; None where it falls by more than runs differ anyhow."""
+    """The running maximum; None if memory falls by more than runs differ."""
     found: list[Point] = []
     highest = 0
     for point in line:
@@ -77,7 +80,7 @@ def _between(line: Sequence[Point], value: float) -> Fit:
     low = max(point for point in line if point.value <= value)
     high = min(point for point in line if point.value >= value)
     footprint = round(_drawn(low, high, value))
-    most = max(low.mib, high.mib)  # where it never falls, or never rises, this holds whatever the line looks like
+    most = max(low.mib, high.mib)  # holds for any monotone curve
     miss = _left_out(line)
     upper = with_margin(most) if miss is None else min(with_margin(most), with_margin(footprint) + round(2 * miss))
     return Fit(footprint_mib=footprint, upper_mib=max(upper, with_margin(footprint)), used=(low, high))
@@ -90,7 +93,7 @@ def _drawn(low: Point, high: Point, value: float) -> float:
 
 
 def _left_out(line: Sequence[Point]) -> float | None:
-    """How far off the line would have been at a point that was measured, had it not been; the worst of them."""
+    """The largest error of the line at a measured point that is left out."""
     misses = [
         abs(mid.mib - _drawn(low, high, mid.value)) for low, mid, high in zip(line, line[1:], line[2:], strict=False)
     ]

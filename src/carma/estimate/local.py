@@ -1,4 +1,4 @@
-"""A question that is answered here and now, for whoever asks: no daemon, no store, no rights but the caller's own.
+"""Estimates in the caller's own process: no daemon, no store, only the caller's rights.
 
 Several estimators share one trial run: the first that needs it runs it, and its time counts for each that used it.
 """
@@ -20,23 +20,23 @@ from carma.trial.protocol import Trial, Trials
 from carma.trial.trial_reasons import Kind, kind_of
 from carma.trial.trial_run import TrialRuns
 
-STEPS = 3  # the optimizer's state is there after the first, and the second shows the peak; the third that it stays
+STEPS = 3  # the first creates the optimizer's state, the second shows the peak, the third confirms it
 
-CLEARLY = 1.5  # times longer than now: it was made before
+CLEARLY = 1.5  # factor over the time now from which a trial run counts as cached
 
 
 class Answer(Record, frozen=True, kw_only=True):
-    """What one estimator said, and what that took, its part of a shared trial run included."""
+    """The answer of one estimator and its time, including its part of a shared trial run."""
 
     estimator: str
     said: Estimate | NoEstimate
     took_s: float
-    kind: Kind | None = None  # of a refusal, where the trial run is the cause
-    remembered_s: float | None = None  # what the trial run took when it was made, where that was before
+    kind: Kind | None = None  # of a refusal whose cause is the trial run
+    remembered_s: float | None = None  # time of a cached trial run when it was made
 
 
 class Summarised:
-    """A model's summary stands in for the model. A command, where there is one, can still be run."""
+    """Replaces the model by its summary. A command, if there is one, can still be run."""
 
     def __init__(self, described: Described, trials: Trials | None) -> None:
         self._described = described
@@ -52,7 +52,7 @@ class Summarised:
 
 
 class SharedTrial:
-    """The same trial for all who ask; `borrowed_s` is what it took when somebody before ran it."""
+    """One trial run for several estimators; `borrowed_s` is its time if another estimator ran it."""
 
     def __init__(self, trials: Trials) -> None:
         self._trials = trials
@@ -63,12 +63,12 @@ class SharedTrial:
         self.asked = False
 
     def begin(self) -> None:
-        """For the next who asks."""
+        """Prepares for the next estimator."""
         self.borrowed_s = 0.0
         self.asked = False
 
     def kind_of(self, said: Estimate | NoEstimate) -> Kind | None:
-        """What went wrong with the trial, where a refusal hands its reason on."""
+        """The kind of failure, if a refusal repeats the reason of the trial run."""
         ran = self._ran if self.asked else None
         if ran is None or isinstance(said, Estimate):
             return None
@@ -76,7 +76,7 @@ class SharedTrial:
         return kind_of(ran) if said.reason == reason else None
 
     def remembered_s(self) -> float | None:
-        """A trial that was made now cannot have taken longer than asking for it did."""
+        """The time of a cached trial run: one that ran now cannot have taken longer than the call."""
         ran = self._ran
         if not self.asked or not isinstance(ran, Trial) or ran.seconds < CLEARLY * self._seconds:
             return None
@@ -102,7 +102,7 @@ class SharedTrial:
 
 
 def answers(estimators: Sequence[Estimator], request: EstimateRequest, shared: SharedTrial) -> Iterator[Answer]:
-    """Each estimator's, one after the other; whatever one does wrong is a refusal of its own."""
+    """The answers in order; errors of an estimator become refusals."""
     for estimator in estimators:
         shared.begin()
         started_s = time.monotonic()
@@ -119,7 +119,7 @@ def answers(estimators: Sequence[Estimator], request: EstimateRequest, shared: S
 
 
 def make_trials(rules: Rules, environ: Mapping[str, str], steps: int | None) -> Trials:
-    """Trial runs by the rules' limits, remembered in the caller's own cache directory."""
+    """Trial runs with the limits of the rules, cached in the caller's own cache directory."""
     memory = rules.memory
     return TrialRuns(
         cache_dir=cache_directory(environ),
@@ -130,7 +130,7 @@ def make_trials(rules: Rules, environ: Mapping[str, str], steps: int | None) -> 
 
 
 def cache_directory(environ: Mapping[str, str]) -> Path:
-    """`~/.cache/carma`, or below CARMA_HOME; not where the daemon keeps its trials, which may be another user's."""
+    """`~/.cache/carma`, or below CARMA_HOME; not the daemon's directory, which may be another user's."""
     if environ.get("CARMA_HOME"):
         return find_paths(environ).state_dir / "cache"
     given = environ.get("XDG_CACHE_HOME", "")

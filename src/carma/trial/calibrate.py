@@ -24,8 +24,8 @@ from carma.trial.replay.card_constants import Constants, Context, Row
 
 MAIN = Path(__file__).parent / "inside" / "carma_measure" / "main.py"
 AFTER_LIMIT_S = 120.0  # for the start of the interpreter, and calls that were begun in time
-LOOK_S = 0.25
-LAST_WORDS = 400  # characters of what a failed run said
+POLL_S = 0.25
+ERROR_CHARS = 400  # of a failed run's last line
 PROBE = "import torch; print('torch', torch.__version__, torch.version.cuda or '-')"
 PYTHONS = ("python3", "python")
 
@@ -39,11 +39,11 @@ class Interpreter(NamedTuple):
 class Measured(NamedTuple):
     constants: Constants
     rows: list[Row]
-    errors: int  # calls that the libraries refused; they are kept among the rows
+    errors: int  # calls that the libraries refused; they are among the rows
 
 
 def find_python(given: str | None, environ: Mapping[str, str]) -> Interpreter:
-    """The interpreter that is named, else the first on PATH, that has torch built for CUDA."""
+    """The given interpreter, else the first on PATH with torch built for CUDA."""
     tried: list[str] = []
     for name in (given,) if given is not None else PYTHONS:
         path = shutil.which(name, path=environ.get("PATH"))
@@ -61,7 +61,7 @@ def find_python(given: str | None, environ: Mapping[str, str]) -> Interpreter:
 
 
 def _probe(path: str, environ: Mapping[str, str]) -> Interpreter | str:
-    """Its torch, or a sentence about why there is none."""
+    """The interpreter with its torch, or why it has none."""
     try:
         done = subprocess.run(
             [path, "-c", PROBE], env=dict(environ), capture_output=True, text=True, timeout=AFTER_LIMIT_S, check=False
@@ -74,8 +74,8 @@ def _probe(path: str, environ: Mapping[str, str]) -> Interpreter | str:
     return Interpreter(path, match[1], match[2])
 
 
-def nobody(rows: int) -> None:
-    """Is told, and says nothing."""
+def no_progress(rows: int) -> None:
+    """The default for `progress`."""
 
 
 def measure(
@@ -83,11 +83,11 @@ def measure(
     gpu: str,
     limit_s: float,
     environ: Mapping[str, str],
-    progress: Callable[[int], None] = nobody,
+    progress: Callable[[int], None] = no_progress,
 ) -> Measured:
-    """On the GPU of that UUID, alone visible; `progress` is told how many rows there are by now.
+    """On the GPU of that UUID, the only visible one; `progress` gets the number of rows so far.
 
-    Ctrl-C ends the measuring, and nothing is left behind.
+    Ctrl-C ends measuring and removes all its files.
     """
     with tempfile.TemporaryDirectory(prefix="carma-calibrate-") as folder:
         out, log = Path(folder, "out"), Path(folder, "log")
@@ -100,7 +100,7 @@ def measure(
                 stdin=subprocess.DEVNULL,
                 stdout=told,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # so that it and its workers can be ended together
+                start_new_session=True,  # so that its workers can be killed with it
             )
             try:
                 _wait(process, time.monotonic() + limit_s + AFTER_LIMIT_S, out / "rows.jsonl", progress)
@@ -115,7 +115,7 @@ def measure(
 
 
 def read_measured(constants: Sequence[Row], rows: Sequence[Row]) -> Measured:
-    """What `inside/carma_measure` wrote, as a card's constants and its table."""
+    """The output of `inside/carma_measure` as a GPU's constants and its table."""
     versions = next((row for row in constants if "versions" in row), {})
     if not versions.get("gpu") or versions["gpu"] == "none":
         raise Refused("the measuring did not say which GPU it ran on", "Run it again with a longer --limit.")
@@ -141,7 +141,7 @@ def read_measured(constants: Sequence[Row], rows: Sequence[Row]) -> Measured:
 
 
 def _contexts(rows: Sequence[Row]) -> Iterator[Context]:
-    """The long chain of steps, then each step in a process of its own where that was measured."""
+    """The long chain of steps, then each step in a process of its own if that was measured."""
     for row in rows:
         steps, outside = row.get("steps"), row.get("outside_bytes")
         if row.get("op") != "constant" or not isinstance(steps, list) or not isinstance(outside, int):
@@ -152,7 +152,7 @@ def _contexts(rows: Sequence[Row]) -> Iterator[Context]:
 
 
 def _kept_once(rows: Sequence[Row]) -> dict[str, int]:
-    """What a first call kept and a later one of the same kind did not keep again."""
+    """Memory that a first call kept and a later one of the same kind did not."""
     kept: dict[tuple[str, object], int] = {}
     for row in rows:
         if row.get("op") == "first_call" and isinstance(row.get("kept_bytes"), int):
@@ -163,17 +163,17 @@ def _kept_once(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def _wait(process: subprocess.Popen[bytes], until_s: float, rows: Path, progress: Callable[[int], None]) -> None:
-    """Until it has ended by itself; one that does not is ended by the caller, and counts as failed."""
+    """Until the process ends or the time is over; the caller then kills it, and it counts as failed."""
     while process.poll() is None and time.monotonic() < until_s:
         progress(_count(rows))
         try:
-            process.wait(LOOK_S)
+            process.wait(POLL_S)
         except subprocess.TimeoutExpired:
             continue
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """One that still runs, with its workers, which share its session. One that ended has waited for its workers."""
+    """Kills a running process with its workers, which share its session. An ended one has waited for its workers."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -181,12 +181,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _parallel() -> int:
-    """Each worker takes a context of its own; more than the processors there are do not help."""
+    """Each worker has a CUDA context; more workers than processors do not help."""
     return max(2, min(8, len(os.sched_getaffinity(0))))
 
 
 def _lines(file: Path) -> list[Row]:
-    """The rows of a file; the last one may be cut where a worker was ended."""
+    """The rows of a file; an incomplete last one is ignored."""
     if not file.is_file():
         return []
     decoder = msgspec.json.Decoder(Row)
@@ -212,7 +212,7 @@ def _read(file: Path) -> str:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][-LAST_WORDS:] if lines else ""
+    return lines[-1][-ERROR_CHARS:] if lines else ""
 
 
 def _text(value: object) -> str:
