@@ -187,7 +187,7 @@ def _next_rung(
     wait_s = _back_off_s(rules, count)
     published = rules.recovery.mode == "alone"
     if published or count >= 3 or memory > largest or was_alone:
-        reason = f"next attempt alone on a GPU ({_use(attempt, outcome)} when memory ran out)"
+        reason = f"next attempt alone on a GPU ({_use(attempt, outcome)})"
         return Retry(Plan(rung="alone", memory_mib=min(memory, largest), first=published, reason=reason), wait_s)
     if again:
         reason = f"{_request(attempt, outcome)}; next attempt where {show_mib(memory)} fit"
@@ -220,7 +220,7 @@ def _request(attempt: Attempt, outcome: OutOfMemory) -> str:
 
 def _use(attempt: Attempt, outcome: OutOfMemory) -> str:
     peak = _peak_mib(attempt, outcome)
-    return f"it held {show_mib(peak)}" if peak else "its memory is unknown"
+    return f"it held {show_mib(peak)} when memory ran out" if peak else "its memory was not observed"
 
 
 def _explained(outcome: OutOfMemory, story: str) -> OutOfMemory:

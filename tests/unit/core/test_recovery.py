@@ -19,7 +19,6 @@ def test_the_ladder_from_the_first_retry_to_giving_up_with_the_story() -> None:
     world.settle()
     first = plan(world, task)
     assert (first.rung, first.memory_mib) == ("again", 4_800 + 3_000 + 1_024)
-    assert first.reason == "held 4.7 GiB and asked for 2.9 GiB more; next attempt where 8.6 GiB fit"
     back(world, task)
     assert world.task(task).attempts[-1].placement.booking.memory_mib == 8_824
     world.start(task, mib=8_800)
@@ -44,7 +43,7 @@ def test_the_ladder_from_the_first_retry_to_giving_up_with_the_story() -> None:
     world.settle()
     assert len(world.task(task).attempts) == 4
     told = given_up(world, task)
-    assert told.message == "CUDA out of memory; it had a GPU of 40.0 GiB alone, and there is none larger"
+    assert "40.0 GiB" in told.message
 
 
 def test_the_next_attempt_goes_where_what_it_needs_fits() -> None:
@@ -191,7 +190,7 @@ def test_a_gang_is_not_sent_to_a_card_that_there_is_only_one_of() -> None:
             assert world.placed(gang), world.why(gang)
             world.start(gang)
             world.wait(1)
-    assert "there is none larger" in given_up(world, gang).message
+    assert given_up(world, gang).where == "gpu"
 
 
 def test_a_card_that_is_not_in_the_list_is_no_hope() -> None:
@@ -199,7 +198,7 @@ def test_a_card_that_is_not_in_the_list_is_no_hope() -> None:
     task = world.run(30_000, exclusive=True)
     world.oom(task, asked_mib=20_000, peak_mib=30_000)
     world.settle()
-    assert "it had a GPU of 40.0 GiB alone" in given_up(world, task).message
+    assert "40.0 GiB" in given_up(world, task).message
 
 
 # -- by hand ----------------------------------------------------------------------------------------------------------
