@@ -20,6 +20,7 @@ from tests.harness import LIMIT_S, Daemon, until
 from tests.multiuser.people import PATH, ROOT, Person, run_cli
 from tests.multiuser.serving import (
     ask_as,
+    end_all_tasks,
     ended,
     pid_of,
     resting_root_daemon,
@@ -40,8 +41,17 @@ def is_virtual_gpu(path: Path) -> bool:
     return "vgpu" in path.parts
 
 
-def test_no_file_of_the_daemon_can_be_opened_by_a_user(daemon: Daemon, alice: Person, bob: Person) -> None:
-    """While a task of somebody else's runs and after another one has ended."""
+@pytest.fixture
+def unused_daemon() -> Iterator[Daemon]:
+    """A daemon of this test only: in the shared daemon's directory other tests leave files that all users can open."""
+    with root_daemon() as daemon:
+        yield daemon
+        end_all_tasks(daemon)
+
+
+def test_no_file_of_the_daemon_can_be_opened_by_a_user(unused_daemon: Daemon, alice: Person, bob: Person) -> None:
+    """While a task of another user runs and after another task of that user has ended."""
+    daemon = unused_daemon
     ended(daemon, shell(bob, daemon, "echo done"))
     pid_of(daemon, shell(bob, daemon, "echo out; sleep 600"))
     harmless = {daemon.paths.pid_file, daemon.home / "test-daemon.log"}
@@ -60,7 +70,8 @@ def test_no_file_of_the_daemon_can_be_opened_by_a_user(daemon: Daemon, alice: Pe
     assert alice.act(opened) == []
 
 
-def test_no_directory_of_the_daemon_can_be_changed_by_a_user(daemon: Daemon, alice: Person, bob: Person) -> None:
+def test_no_directory_of_the_daemon_can_be_changed_by_a_user(unused_daemon: Daemon, alice: Person, bob: Person) -> None:
+    daemon = unused_daemon
     ended(daemon, shell(bob, daemon, "echo done"))
     places = (daemon.home, *everything_below(daemon.home))
     folders = [path for path in places if path.is_dir() and not is_virtual_gpu(path)]
