@@ -92,7 +92,7 @@ def test_tasks_are_chosen_by_owner_end_and_outcome_together(store: AnyStore) -> 
     assert store.page(kinds=["failed"], uid=1001, limit=1).more
 
 
-def test_tasks_in_lists_come_without_their_environments_and_a_single_one_is_whole(store: AnyStore) -> None:
+def test_lists_leave_out_environments_and_a_single_task_is_complete(store: AnyStore) -> None:
     archive(store, finished(1, 1.0), finished(2, 2.0))
     bare = replace(SPEC, environment={})
     assert [task.spec for task in store.page().tasks] == [bare, bare]

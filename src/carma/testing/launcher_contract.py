@@ -100,7 +100,7 @@ class LauncherContract:
         assert subject.launcher.pids([key()])[pid] == key()
         assert look(subject.launcher, key()).outcome is None
 
-    def test_how_it_shares_its_gpus_is_known_from_the_start(self, subject: LauncherSubject) -> None:
+    def test_a_started_attempt_reports_its_confinement(self, subject: LauncherSubject) -> None:
         subject.launch("runs")
         until_running(subject.launcher, key())
         found = look(subject.launcher, key())
@@ -108,7 +108,7 @@ class LauncherContract:
         assert found.confinement.mechanism == "timeslice"
         assert found.trouble is None
 
-    def test_a_signal_ends_it_and_is_named(self, subject: LauncherSubject) -> None:
+    def test_a_signal_ends_an_attempt_and_the_outcome_names_it(self, subject: LauncherSubject) -> None:
         subject.launch("runs")
         until_running(subject.launcher, key())
         subject.launcher.signal(key(), signal.SIGTERM)
@@ -116,7 +116,7 @@ class LauncherContract:
         assert outcome == Failed(143, "ended by SIGTERM")
         assert subject.launcher.pids([key()]) == {}
 
-    def test_sigkill_ends_what_ignores_sigterm(self, subject: LauncherSubject) -> None:
+    def test_sigkill_ends_an_attempt_that_ignores_sigterm(self, subject: LauncherSubject) -> None:
         subject.launch("stubborn")
         until_running(subject.launcher, key())
         until(subject.ready)
@@ -135,14 +135,14 @@ class LauncherContract:
         assert look(subject.launcher, key()).pid == pid
         assert list(subject.launcher.pids([key()])) == [pid]
 
-    def test_an_order_for_what_has_ended_changes_nothing(self, subject: LauncherSubject) -> None:
+    def test_an_order_for_an_ended_attempt_changes_nothing(self, subject: LauncherSubject) -> None:
         subject.launch("fails")
         until_ended(subject.launcher, key())
         before = look(subject.launcher, key())
         subject.launch("fails")
         assert look(subject.launcher, key()) == before
 
-    def test_what_cannot_start_is_an_outcome_without_a_process(self, subject: LauncherSubject) -> None:
+    def test_a_failure_to_start_is_an_outcome_without_a_process(self, subject: LauncherSubject) -> None:
         subject.launch("nowhere")
         outcome = until_ended(subject.launcher, key())
         assert isinstance(outcome, Failed)
@@ -159,7 +159,7 @@ class LauncherContract:
         assert [one.key for one in found] == [key(2), key(7), key(1)]
         assert [one.outcome for one in found] == [None, None, Failed(3)]
 
-    def test_a_signal_to_what_is_gone_does_nothing(self, subject: LauncherSubject) -> None:
+    def test_a_signal_to_an_ended_or_unknown_attempt_has_no_effect(self, subject: LauncherSubject) -> None:
         subject.launch("succeeds")
         until_ended(subject.launcher, key())
         subject.launcher.signal(key(), signal.SIGKILL)
@@ -177,7 +177,7 @@ class LauncherContract:
         assert look(subject.launcher, key(2)) == subject.launcher.poll([key(2)])[0]
         assert subject.launcher.pids([key(1), key(2)]) == {pid: key(2)}
 
-    def test_one_that_listens_is_asked_and_leaves(self, subject: LauncherSubject) -> None:
+    def test_an_attempt_with_a_handler_gets_the_checkpoint_signal_and_ends(self, subject: LauncherSubject) -> None:
         subject.launch("saves")
         until_running(subject.launcher, key())
         until(subject.ready)
@@ -185,7 +185,7 @@ class LauncherContract:
         assert until_ended(subject.launcher, key()) == Succeeded()
         assert look(subject.launcher, key()).checkpoint_asked_at == 7.0
 
-    def test_one_that_does_not_listen_is_left_alone(self, subject: LauncherSubject) -> None:
+    def test_an_attempt_without_a_handler_gets_no_checkpoint_signal(self, subject: LauncherSubject) -> None:
         subject.launch("runs")
         pid = until_running(subject.launcher, key())
         assert not subject.launcher.request_checkpoint(key(), signal.SIGUSR1, 7.0)

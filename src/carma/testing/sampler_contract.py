@@ -101,7 +101,7 @@ class SamplerContract:
                 process.pid for process in memory.processes or ()
             }
 
-    def test_a_memory_sample_at_an_unknown_gpu_is_a_fault(self, subject: SamplerSubject) -> None:
+    def test_a_memory_sample_of_an_unknown_gpu_is_a_fault(self, subject: SamplerSubject) -> None:
         (unknown,) = subject.sampler.sample_memory([GpuId("GPU-of-another-machine")], AT_S)
         assert unknown.fault
         assert (unknown.gpu, unknown.memory_used_mib) == ("GPU-of-another-machine", None)
@@ -117,7 +117,7 @@ class SamplerContract:
         samples = subject.sampler.sample(AT_S)
         assert msgspec.json.decode(msgspec.json.encode(samples), type=tuple[GpuSample, ...]) == samples
 
-    def test_a_lost_gpu_is_a_fault_without_figures_and_the_others_still_answer(self, subject: SamplerSubject) -> None:
+    def test_a_lost_gpu_is_a_fault_without_figures_and_the_others_are_sampled(self, subject: SamplerSubject) -> None:
         if subject.lose is None:
             raise unittest.SkipTest("this sampler's GPUs cannot be broken on purpose")
         gpus = subject.sampler.gpus()
@@ -133,6 +133,6 @@ class SamplerContract:
         assert observed.fault
         assert (observed.memory_used_mib, observed.processes) == (None, None)
 
-    def test_closing_twice_does_no_harm(self, subject: SamplerSubject) -> None:
+    def test_closing_is_idempotent(self, subject: SamplerSubject) -> None:
         subject.sampler.close()
         subject.sampler.close()

@@ -30,7 +30,7 @@ def weights(world: World, *tasks: TaskId) -> list[float]:
     return [weight(track(world, task).on[G0].own) for task in tasks]
 
 
-def test_a_newcomer_is_weighed_by_how_much_less_is_idle() -> None:
+def test_a_new_task_gets_the_decrease_of_idle_time() -> None:
     world = idle_world()
     world.activity[G0] = (0.6, 0.1, 0.1)
     first = world.run(5_000)
@@ -75,7 +75,7 @@ def test_what_is_seen_of_it_alone_counts_more_than_what_was_thought() -> None:
     assert weights(world, second) == [pytest.approx(0.8, abs=0.02)]
 
 
-def test_what_a_second_newcomer_adds_is_not_the_first_ones() -> None:
+def test_the_increase_by_a_second_new_task_is_not_attributed_to_the_first() -> None:
     world = World(1, rules=Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False)))
     tasks: list[TaskId] = []
     for active in (0.2, 0.5, 0.8):
@@ -89,7 +89,7 @@ def test_what_a_second_newcomer_adds_is_not_the_first_ones() -> None:
     assert weights(world, *tasks) == [pytest.approx(value, abs=0.06) for value in expected]
 
 
-def test_one_that_holds_memory_and_does_nothing_goes_to_nothing() -> None:
+def test_the_share_of_an_idle_task_with_memory_falls_to_zero() -> None:
     world = idle_world()
     world.activity[G0] = (0.8, 0.1, 0.1)
     first = world.run(5_000)
@@ -109,7 +109,7 @@ def test_one_that_holds_memory_and_does_nothing_goes_to_nothing() -> None:
     assert weights(world, second) == [pytest.approx(0.4, abs=0.05)]
 
 
-def test_no_one_that_worked_is_given_nothing_when_all_start_together() -> None:
+def test_tasks_that_start_together_all_get_a_share() -> None:
     """Four in one second hold memory, begin to compute, and leave one by one."""
     world = World(1, rules=Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False)))
     world.activity[G0] = (0.0, 0.0, 0.0)
@@ -128,7 +128,7 @@ def test_no_one_that_worked_is_given_nothing_when_all_start_together() -> None:
     assert all(joules > 0.2 * sum(given_j) / 4 for joules in spent(world, 30, *tasks[1:]))
 
 
-def test_memory_that_grows_tells_who_begins() -> None:
+def test_growing_memory_shows_which_task_begins() -> None:
     world = World(1, rules=Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False)))
     world.activity[G0] = (0.0, 0.0, 0.0)
     first, second = world.submit(5_000), world.submit(5_000)
@@ -174,7 +174,7 @@ def test_tasks_that_come_and_go_are_given_about_what_is_theirs() -> None:
     assert off < 0.4
 
 
-def test_those_of_whom_nothing_is_known_have_equal_parts() -> None:
+def test_unknown_tasks_have_equal_shares() -> None:
     world = World(1, rules=Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False)))
     world.wait(6)
     tasks = [world.submit(5_000) for _ in range(3)]
@@ -183,7 +183,7 @@ def test_those_of_whom_nothing_is_known_have_equal_parts() -> None:
     assert spent(world, 10, *tasks) == [pytest.approx(200.0)] * 3  # 60 W above idle
 
 
-def test_one_that_holds_no_memory_has_no_part() -> None:
+def test_a_task_without_memory_has_no_share() -> None:
     world = idle_world()
     first = world.run(5_000)
     second = world.run(5_000, holds_mib=0)
@@ -208,7 +208,7 @@ def test_what_the_sampler_tells_of_every_process_is_used() -> None:
     assert [one, other] == pytest.approx([15.0, 45.0])
 
 
-def test_what_is_told_of_one_process_only_is_not_used() -> None:
+def test_activity_reported_for_one_process_only_is_not_used() -> None:
     world = idle_world()
     first, second = world.run(5_000), world.run(5_000)
     keys = [world.state.active[task] for task in (first, second)]
@@ -225,7 +225,7 @@ def test_what_is_told_of_one_process_only_is_not_used() -> None:
     assert one == pytest.approx(60.0 * weighed / (weighed + beside))
 
 
-def test_a_foreign_process_has_its_part_and_nobody_is_given_it() -> None:
+def test_the_share_of_a_foreign_process_goes_to_no_task() -> None:
     world = idle_world()
     world.foreign[G0] = 2_000
     world.activity[G0] = (0.2, 0.1, 0.1)
@@ -240,7 +240,7 @@ def test_a_foreign_process_has_its_part_and_nobody_is_given_it() -> None:
     )
 
 
-def test_foreign_processes_that_come_back_are_others() -> None:
+def test_foreign_processes_that_return_count_as_new_ones() -> None:
     world = idle_world()
     world.foreign[G0] = 2_000
     world.activity[G0] = (0.9, 0.1, 0.1)
@@ -255,7 +255,7 @@ def test_foreign_processes_that_come_back_are_others() -> None:
     assert spent(world, 10, task) == [pytest.approx(10 * 100, rel=0.05)]
 
 
-def test_memory_that_nobody_accounts_for_does_not_make_a_gpu_idle() -> None:
+def test_a_gpu_with_unexplained_memory_is_not_idle() -> None:
     world = World(1, rules=OPEN)
     for _ in range(8):
         world.now += 1

@@ -20,7 +20,7 @@ from tests.unit.core.attribution_world import OPEN, energy, idle_world, spent, t
 G0 = GpuId("GPU-0")
 
 
-def test_a_single_look_at_an_empty_gpu_counts_until_there_are_five() -> None:
+def test_a_single_reading_of_an_empty_gpu_counts_until_there_are_five() -> None:
     """The first task on a fresh daemon: one sample came before it (without one no GPU takes a task)."""
     world = World(1, rules=OPEN)
     world.activity[G0] = (0.2, 0.1, 0.1)
@@ -80,7 +80,7 @@ def test_while_a_gpu_was_never_seen_empty_half_of_the_lowest_power_counts_as_idl
     assert taken_before_anybody_looked(None, seconds) == pytest.approx(45.0 * (seconds - 1)), "by the counter alone"
 
 
-def test_a_counter_that_lagged_is_no_look_at_an_empty_gpu() -> None:
+def test_a_lagging_counter_is_no_reading_of_an_empty_gpu() -> None:
     world = World(1, rules=OPEN)
     world.state.live.clear()
     for second, counter_j in ((1, 0.0), (2, 0.0), (3, 110.0)):  # nothing in one second, then that of two
@@ -89,7 +89,7 @@ def test_a_counter_that_lagged_is_no_look_at_an_empty_gpu() -> None:
     assert world.state.live[G0].empty_w is None
 
 
-def test_a_span_that_nobody_watched_is_given_to_nobody() -> None:
+def test_an_unobserved_span_is_attributed_to_no_task() -> None:
     world = idle_world()
     task = world.run(5_000)
     taken(world)

@@ -167,7 +167,7 @@ def test_the_room_that_it_gives_up_is_for_others_and_comes_back_while_it_is_free
     assert not world.placed(newcomer)
 
 
-def test_one_that_grows_again_where_others_came_is_stopped_and_gets_all_of_its_booking_first() -> None:
+def test_a_task_that_grows_again_beside_new_neighbours_is_stopped_and_retried_first_with_its_first_booking() -> None:
     """It kept to what was booked for it at first, so it is no retry that it used up."""
     world = World(1, memory_mib=20_000)
     task = world.run(15_000, holds_mib=6_000, source="trace")
@@ -189,7 +189,7 @@ def test_one_that_grows_again_where_others_came_is_stopped_and_gets_all_of_its_b
     assert world.task(neighbour).attempts[-1].outcome is None
 
 
-def test_one_that_grew_beyond_its_first_booking_pays_for_it() -> None:
+def test_a_task_that_grew_beyond_its_first_booking_is_to_blame() -> None:
     world = World(1, memory_mib=30_000)
     task = world.run(15_000, holds_mib=6_000, source="trace")
     world.memory[world.state.active[task]] = 16_000
@@ -217,7 +217,7 @@ def test_the_log_and_a_checkpoint_give_the_same_bookings_again() -> None:
     assert booking(world, task).memory_mib == 9_450
 
 
-def test_told_twice_or_too_late_it_changes_nothing() -> None:
+def test_a_repeated_or_late_event_changes_nothing() -> None:
     world = World(1)
     task = world.run(12_000, holds_mib=9_000, source="trace")
     (event,) = shrunk(world)

@@ -41,7 +41,7 @@ def running(world: World, task: TaskId) -> Running:
     return status
 
 
-def test_it_is_told_by_its_signal_and_goes_on_until_it_ends() -> None:
+def test_a_preempted_task_gets_its_signal_and_runs_until_it_ends() -> None:
     world = World(1)
     task = world.run(1_000, checkpoint=SAVES)
     key = world.state.active[task]
@@ -109,7 +109,7 @@ def test_with_hold_it_waits_for_its_release() -> None:
     assert world.placed(task)
 
 
-def test_asked_twice_it_is_told_once_and_may_be_held_after_all() -> None:
+def test_a_repeated_request_sends_one_signal_and_can_add_hold() -> None:
     world = World(1)
     task = world.run(1_000, checkpoint=SAVES)
     first = ask(world, task, by="carma")
@@ -120,7 +120,7 @@ def test_asked_twice_it_is_told_once_and_may_be_held_after_all() -> None:
     assert (asked.at, asked.by, asked.hold) == (first.at, "carma", True)
 
 
-def test_one_that_does_not_leave_in_time_goes_on_and_nobody_stops_it() -> None:
+def test_a_task_that_does_not_leave_in_time_goes_on() -> None:
     world = World(1)
     task = world.run(1_000, checkpoint=SAVES)
     ask(world, task)
@@ -138,7 +138,7 @@ def test_one_that_does_not_leave_in_time_goes_on_and_nobody_stops_it() -> None:
     assert world.outcome(task) == Failed(4), "what happens long after is its own"
 
 
-def test_an_end_that_nobody_saw_in_time_counts_by_when_it_was() -> None:
+def test_an_end_that_is_observed_late_counts_by_its_time() -> None:
     """The daemon was away: the runner wrote down when it ended."""
     for after_s, expected in ((20.0, Preempted("alice", "", 3)), (40.0, Failed(3))):
         world = World(1)
@@ -149,7 +149,7 @@ def test_an_end_that_nobody_saw_in_time_counts_by_when_it_was() -> None:
         assert world.task(task).attempts[0].outcome == expected
 
 
-def test_one_that_ended_before_it_could_be_told_has_ended_by_itself() -> None:
+def test_a_task_that_ended_before_the_signal_ended_by_itself() -> None:
     world = World(1)
     task = world.run(1_000, checkpoint=SAVES)
     ask(world, task, hold=True)
@@ -159,14 +159,14 @@ def test_one_that_ended_before_it_could_be_told_has_ended_by_itself() -> None:
     assert world.outcome(task) == Succeeded()
 
 
-def test_a_task_that_declares_nothing_is_never_told() -> None:
+def test_a_task_without_checkpoint_signal_never_gets_one() -> None:
     world = World(1)
     task = world.run(1_000)
     assert world.emit(PreemptionRequested(world.now, task, "alice", 10, 30.0)) == []
     assert not world.state.preempting
 
 
-def test_one_that_is_not_running_is_not_told() -> None:
+def test_a_task_that_does_not_run_gets_no_signal() -> None:
     world = World(1)
     task = world.submit(1_000, checkpoint=SAVES)
     for _ in range(2):  # queued, then starting
@@ -175,7 +175,7 @@ def test_one_that_is_not_running_is_not_told() -> None:
     assert world.state.preempting == set()
 
 
-def test_who_cancels_it_meanwhile_ends_it() -> None:
+def test_a_cancellation_during_a_preemption_ends_the_task() -> None:
     world = World(1)
     task = world.run(1_000, checkpoint=SAVES)
     ask(world, task, hold=True)
@@ -187,7 +187,7 @@ def test_who_cancels_it_meanwhile_ends_it() -> None:
     assert world.outcome(task) == Cancelled("alice")
 
 
-def test_one_that_is_being_stopped_is_not_told() -> None:
+def test_a_stopping_task_gets_no_checkpoint_signal() -> None:
     world = World(1)
     task = world.run(1_000, checkpoint=SAVES)
     world.stop(task)
@@ -205,7 +205,7 @@ def test_the_time_limit_is_the_users_own_and_holds_meanwhile() -> None:
     assert world.outcome(task) == TimedOut(30.0)
 
 
-def test_preemptions_are_not_counted_as_retries_and_what_was_learnt_is_kept() -> None:
+def test_preemptions_do_not_count_as_retries_and_the_plan_stays() -> None:
     world = World(1, rules=Rules(recovery=RecoveryRules(retries=1, backoff_s=0.0)))
     task = world.run(1_000, checkpoint=SAVES)
     world.oom(task, asked_mib=500, peak_mib=1_000)

@@ -58,7 +58,7 @@ def test_while_its_memory_grows_it_is_starting_up() -> None:
     assert believed(made, task) is None
 
 
-def test_what_was_told_beforehand_counts_for_more_than_what_is_seen() -> None:
+def test_an_estimated_demand_has_precedence_over_a_slightly_different_observation() -> None:
     made = world()
     task = begin(made, HALF)
     for active in (0.7, 0.35):
@@ -68,7 +68,7 @@ def test_what_was_told_beforehand_counts_for_more_than_what_is_seen() -> None:
 
 
 @pytest.mark.parametrize("active", [0.9, 0.02])
-def test_one_that_shows_clearly_something_else_alone_is_believed(active: float) -> None:
+def test_a_clearly_different_demand_observed_alone_replaces_the_estimate(active: float) -> None:
     made = world()
     task = begin(made, HALF)
     made.activity[GPU0] = (active, active / 2, active / 2)
@@ -78,7 +78,7 @@ def test_one_that_shows_clearly_something_else_alone_is_believed(active: float) 
     assert found.sm_active == pytest.approx(active, abs=0.02)
 
 
-def test_of_several_gpus_one_that_is_left_idle_is_seen_to_be() -> None:
+def test_a_gpu_that_a_task_on_several_gpus_leaves_idle_has_no_demand() -> None:
     made = world(2)
     task = begin(made, FULL, gpus=2)
     made.activity[GPU0], made.activity[GPU1] = (0.9, 0.4, 0.4), (0.02, 0.01, 0.01)
@@ -90,7 +90,7 @@ def test_of_several_gpus_one_that_is_left_idle_is_seen_to_be() -> None:
 
 
 @pytest.mark.parametrize(("part", "believed_idle"), [(0.24, True), (0.26, False)])
-def test_beside_others_a_wide_task_is_believed_to_leave_a_gpu_idle_below_a_quarter_of_its_demand(
+def test_beside_neighbours_a_task_on_several_gpus_leaves_a_gpu_idle_below_a_quarter_of_its_demand(
     part: float, believed_idle: bool
 ) -> None:
     made = world(2)
@@ -101,7 +101,7 @@ def test_beside_others_a_wide_task_is_believed_to_leave_a_gpu_idle_below_a_quart
     assert (belief(made.task(task), seen) == FULL) is not believed_idle
 
 
-def test_one_that_others_hold_up_on_another_gpu_is_not_taken_for_an_idle_one() -> None:
+def test_a_task_slowed_down_on_another_gpu_does_not_count_as_idle() -> None:
     """It goes at the pace of the slower one: alone on the other it shows less than it would need."""
     made = world(2)
     neighbour = begin(made, FULL)
@@ -134,7 +134,7 @@ def test_beside_others_what_is_seen_of_it_is_divided_by_its_rate() -> None:
     assert own.gr_active is None, "what the engine does beside others says nothing of one"
 
 
-def test_nobody_is_thought_to_keep_more_than_a_whole_gpu_busy() -> None:
+def test_an_observed_demand_is_at_most_a_whole_gpu() -> None:
     made = world()
     one, two = begin(made), begin(made)
     made.wait(CALM_S + 1.0)
@@ -155,7 +155,7 @@ def test_what_it_shows_alone_replaces_what_was_made_of_it_beside_others() -> Non
     assert seen_of(made, one).solo.sm_active == pytest.approx(0.2)
 
 
-def test_one_sample_after_a_long_silence_does_not_make_it_believed_at_once() -> None:
+def test_one_sample_after_a_long_gap_is_not_enough_for_a_demand() -> None:
     made = world()
     task = begin(made)
     made.wait(CALM_S + 1.0)
@@ -164,7 +164,7 @@ def test_one_sample_after_a_long_silence_does_not_make_it_believed_at_once() -> 
     assert seen_of(made, task).solo.seconds == MOST_S
 
 
-def test_a_foreign_process_beside_it_is_company() -> None:
+def test_a_foreign_process_counts_as_a_neighbour() -> None:
     made = world()
     task = begin(made)
     made.foreign[GPU0] = 3_000
@@ -259,7 +259,7 @@ def test_what_is_put_on_record_is_its_demand_and_its_pace() -> None:
     assert slowed.pace == pytest.approx(0.4)
 
 
-def test_of_one_that_was_hardly_seen_nothing_is_put_on_record() -> None:
+def test_a_short_observation_is_not_stored() -> None:
     made = world()
     one = begin(made)
     made.wait(CALM_S + 3.0)

@@ -25,7 +25,7 @@ def test_what_was_only_predicted_gives_way_to_what_is_seen_alone_and_not_to_what
     assert believed(crowd, one) == HALF
 
 
-def test_a_loader_that_was_not_predicted_is_not_taken_for_slow_company() -> None:
+def test_an_unpredicted_idle_task_does_not_count_as_a_slow_neighbour() -> None:
     made = world()
     begin(made, HALF, predicted=True)
     begin(made, FULL)

@@ -41,7 +41,7 @@ def test_a_gpu_that_shows_nothing_does_not_stop_its_tasks_for_ever() -> None:
     assert goodput.bound(OPEN).refusal(newcomer, view.holders) is not None
 
 
-def test_one_that_is_held_up_on_another_gpu_is_no_company_where_it_is_alone() -> None:
+def test_a_task_slowed_down_on_another_gpu_has_no_neighbour_where_it_is_alone() -> None:
     made = world(2)
     begin(made, FULL)
     made.wait(1)
@@ -55,7 +55,7 @@ def test_one_that_is_held_up_on_another_gpu_is_no_company_where_it_is_alone() ->
     assert made.state.live_of(GPU1).activity_ratio == 1.0
 
 
-def test_nobody_is_thought_to_go_faster_than_alone() -> None:
+def test_no_task_is_faster_than_alone() -> None:
     made = world()
     one, _ = begin(made, HALF), begin(made, Demand(0.1, 0.05, 0.05, 0.2, 0.1))
     made.activity[GPU0] = (1.0, 0.4, 0.4)

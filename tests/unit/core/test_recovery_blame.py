@@ -48,7 +48,7 @@ def test_an_innocent_victim_goes_first_with_its_booking_as_it_was() -> None:
     assert world.task(victim).attempts[-1].placement.booking.memory_mib == 10_000
 
 
-def test_a_process_over_its_booking_pays_even_if_a_neighbour_is_over_too() -> None:
+def test_a_process_above_its_booking_is_to_blame_even_if_a_neighbour_is_above_its_own() -> None:
     world, _, victim = guilty_and_victim()
     world.oom(victim, asked_mib=5_000, peak_mib=6_000)  # 11,000 of the 10,000 that were booked
     world.settle()
@@ -65,7 +65,7 @@ def test_the_drivers_figure_counts_when_the_frameworks_is_smaller() -> None:
     assert plan(world, task).memory_mib == 9_000 + 100 + 1_024
 
 
-def test_nobody_over_a_booking_is_told_as_not_known() -> None:
+def test_without_a_process_above_its_booking_the_blame_is_unknown() -> None:
     world = World(1)
     task = world.run(5_000, holds_mib=2_000)
     world.oom(task, asked_mib=100, peak_mib=2_000)
@@ -74,7 +74,7 @@ def test_nobody_over_a_booking_is_told_as_not_known() -> None:
     assert plan(world, task).memory_mib == 5_000, "never less than it had"
 
 
-def test_one_whose_first_block_is_refused_is_not_said_to_have_held_anything() -> None:
+def test_a_task_whose_first_allocation_fails_held_nothing() -> None:
     world = World(1)
     task = world.run(3_000, holds_mib=0)
     world.oom(task, asked_mib=4_800, peak_mib=0)
@@ -85,7 +85,7 @@ def test_one_whose_first_block_is_refused_is_not_said_to_have_held_anything() ->
     assert "4.7 GiB" in plan(world, task).reason
 
 
-def test_what_it_asked_for_counts_also_when_nobody_saw_what_it_held() -> None:
+def test_the_failed_request_counts_even_without_an_observed_peak() -> None:
     world = World(1)
     task = world.submit(3_000)
     world.settle()
@@ -225,7 +225,7 @@ def test_disruptions_end_a_task_in_the_end_with_the_story() -> None:
     assert world.outcome(task) == Disrupted(reason)
 
 
-def test_one_that_must_not_run_twice_is_not_brought_back_after_a_disruption_either() -> None:
+def test_a_task_without_retries_is_not_retried_after_a_disruption() -> None:
     world = World(1)
     task = world.run(5_000, max_oom_retries=0)
     disrupt(world, task)

@@ -23,7 +23,7 @@ def closed(world: World) -> str | None:
     return world.view(0).holders[0].warming
 
 
-def test_a_gpu_opens_when_the_newcomer_has_settled_and_not_when_time_has_passed() -> None:
+def test_a_gpu_opens_when_the_new_task_has_settled_not_after_a_fixed_time() -> None:
     world, key = newcomer()
     assert closed(world) == "was sent there 0 s ago and has not started yet"
     world.start(key.task, mib=1_000)
@@ -60,7 +60,7 @@ def test_activity_that_still_changes_keeps_the_gpu_closed() -> None:
     assert closed(world) is None
 
 
-def test_an_idle_newcomer_stops_closing_the_gpu_after_its_time() -> None:
+def test_an_idle_new_task_stops_closing_the_gpu_after_idle_s() -> None:
     world, key = newcomer()
     world.start(key.task)
     del world.memory[key]
@@ -77,7 +77,7 @@ def test_a_process_that_holds_no_memory_has_not_used_the_gpu() -> None:
     assert "has not used the GPU yet" in str(closed(world))
 
 
-def test_a_newcomer_that_never_settles_stops_closing_the_gpu_after_the_limit() -> None:
+def test_a_new_task_that_never_settles_stops_closing_the_gpu_after_limit_s() -> None:
     world, key = newcomer()
     world.start(key.task, mib=100)
     world.wait(2)
@@ -101,7 +101,7 @@ def test_warm_up_counts_from_first_activity_and_not_from_the_launch() -> None:
     assert closed(world) is None
 
 
-def test_problem_13_what_was_sampled_before_the_newcomers_first_activity_does_not_judge_it() -> None:
+def test_problem_13_samples_before_the_first_activity_of_a_new_task_do_not_count() -> None:
     world, key = newcomer()
     world.activity[G0] = (0.0, 0.0, 0.0)
     world.start(key.task)
@@ -114,7 +114,7 @@ def test_problem_13_what_was_sampled_before_the_newcomers_first_activity_does_no
     assert (summary.count, summary.mean) == pytest.approx((3, 0.95)), "the idle seconds before do not water it down"
 
 
-def test_the_first_sample_that_shows_the_newcomer_counts_at_todays_clock_too() -> None:
+def test_the_first_sample_that_shows_a_new_task_counts_also_with_a_real_clock() -> None:
     """Seconds since the epoch have no room for a nanosecond in a float."""
     world = World(1)
     world.now = 1_790_000_000.0
@@ -134,7 +134,7 @@ def test_warm_up_can_be_switched_off() -> None:
     assert all(world.placed(task) for task in tasks)
 
 
-def test_without_warm_up_the_gate_still_wants_samples_of_the_newcomer() -> None:
+def test_without_warm_up_the_gate_still_needs_samples_of_the_new_task() -> None:
     world = World(1, rules=Rules(warmup=WarmUp(enabled=False)))
     world.wait(30)
     first, second = world.submit(5_000), world.submit(5_000)

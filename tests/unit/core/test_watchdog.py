@@ -43,7 +43,7 @@ def stopped(world: World) -> list[TaskId]:
     return [event.task for event in world.settle() if isinstance(event, StopRequested)]
 
 
-def test_one_that_takes_what_a_neighbour_has_booked_is_stopped_at_once_with_the_numbers() -> None:
+def test_a_task_that_takes_memory_booked_by_a_neighbour_is_stopped_at_once_and_the_message_has_the_numbers() -> None:
     world, (grower, calm) = world_of(4_000, 10_000)
     holds(world, grower, 11_000)
     assert stopped(world) == [grower]
@@ -68,7 +68,7 @@ def test_one_that_takes_what_a_neighbour_has_booked_is_stopped_at_once_with_the_
     assert world.placed(calm)
 
 
-def test_above_the_booking_is_no_crime_while_there_is_room() -> None:
+def test_a_task_above_its_booking_runs_on_while_there_is_room() -> None:
     world, (grower, _) = world_of(4_000, 10_000)
     holds(world, grower, 9_500)  # 9,500 are left, and 9,000 are to come
     assert stopped(world) == []
@@ -90,7 +90,7 @@ def test_all_of_ones_booking_may_be_taken() -> None:
     assert stopped(world) == []
 
 
-def test_growth_within_the_noise_ends_nobody() -> None:
+def test_growth_within_the_noise_stops_no_task() -> None:
     world, (one, other) = world_of(9_000, 10_400)
     holds(world, one, 9_064)
     holds(world, other, 10_400)
@@ -101,7 +101,7 @@ def test_growth_within_the_noise_ends_nobody() -> None:
     assert stopped(world) == [one]
 
 
-def test_foreign_processes_are_not_stopped_and_nobody_within_its_booking_pays_for_them() -> None:
+def test_neither_foreign_processes_nor_tasks_within_their_bookings_are_stopped() -> None:
     world, _ = world_of(9_000, 10_000)
     world.foreign[G0] = 17_000
     assert stopped(world) == []
@@ -123,7 +123,7 @@ def test_when_one_is_not_enough_the_next_goes_too() -> None:
     assert stopped(world) == [other, one]
 
 
-def test_one_that_is_stopping_is_not_stopped_twice_and_what_it_holds_counts_as_coming_back() -> None:
+def test_a_stopping_task_is_not_stopped_twice_and_its_memory_counts_as_free() -> None:
     world, (one, other, _) = world_of(2_000, 2_000, 12_000)
     holds(world, one, 4_000)
     holds(world, other, 6_000)
@@ -132,14 +132,14 @@ def test_one_that_is_stopping_is_not_stopped_twice_and_what_it_holds_counts_as_c
     assert stopped(world) == [], "the other one need not go: room is on its way"
 
 
-def test_what_one_that_is_stopping_had_booked_is_no_longer_to_come() -> None:
+def test_the_unused_booking_of_a_stopping_task_does_not_count() -> None:
     world, (grower, leaving, _) = world_of(2_000, 10_000, 6_000)
     world.stop(leaving)
     holds(world, grower, 12_000)  # 6,000 are left, 5,000 of the third are to come
     assert stopped(world) == []
 
 
-def test_one_that_has_ended_since_the_look_is_not_held_against_the_others() -> None:
+def test_memory_of_a_task_that_ended_since_the_sample_does_not_count() -> None:
     world, (one, other, _) = world_of(2_000, 5_000, 12_000)
     holds(world, one, 2_500)
     holds(world, other, 5_000)
@@ -174,7 +174,7 @@ def test_a_task_that_was_above_its_booking_when_a_neighbour_came_may_move_a_litt
     assert stopped(world) == [first]
 
 
-def test_one_that_has_a_gpu_alone_is_never_stopped() -> None:
+def test_a_task_alone_on_a_gpu_is_never_stopped() -> None:
     world = World(1, rules=OPEN, memory_mib=20_000)
     task = world.submit(4_000, exclusive=True)
     world.settle()
@@ -182,7 +182,7 @@ def test_one_that_has_a_gpu_alone_is_never_stopped() -> None:
     assert stopped(world) == []
 
 
-def test_an_old_look_ends_nobody() -> None:
+def test_a_stale_sample_stops_no_task() -> None:
     world, (grower, _) = world_of(4_000, 10_000)
     holds(world, grower, 11_000)
     world.now += 0.2
@@ -198,7 +198,7 @@ def test_the_watchdog_can_be_switched_off() -> None:
     assert to_watch(world.state) == ()
 
 
-def test_a_user_who_cancels_what_the_watchdog_stops_is_heard() -> None:
+def test_a_cancellation_replaces_a_stop_by_the_watchdog() -> None:
     world, (grower, _) = world_of(4_000, 10_000)
     holds(world, grower, 11_000)
     assert stopped(world) == [grower]
@@ -209,7 +209,7 @@ def test_a_user_who_cancels_what_the_watchdog_stops_is_heard() -> None:
 
 
 @pytest.mark.parametrize("noticed", ["before", "after"])
-def test_a_neighbour_that_fails_meanwhile_is_innocent_whoever_is_noticed_first(noticed: str) -> None:
+def test_a_neighbour_that_fails_meanwhile_has_no_blame_in_either_order_of_the_ends(noticed: str) -> None:
     world, (grower, calm) = world_of(4_000, 10_000)
     holds(world, grower, 15_000)
     assert stopped(world) == [grower]
@@ -246,7 +246,7 @@ def test_gpus_are_watched_while_no_limit_holds_their_tasks() -> None:
     assert len(to_watch(world.state)) == 1, "the watchdog is nothing to rely on without somebody who looks"
 
 
-def test_memory_samples_are_rare_where_nobody_is_to_be_watched() -> None:
+def test_memory_samples_are_rare_without_tasks_to_watch() -> None:
     world = World(1, rules=OPEN, memory_mib=20_000)
     world.submit(4_000)
     world.settle()

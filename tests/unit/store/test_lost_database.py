@@ -252,7 +252,7 @@ def test_a_new_database_keeps_the_old_files_under_another_name(path: Path) -> No
 
 
 @pytest.mark.parametrize("emptied", ["empty", "missing", "damaged"])
-def test_a_new_database_can_be_had_in_place_of_one_that_is_refused(path: Path, emptied: str) -> None:
+def test_a_new_database_can_replace_a_refused_one(path: Path, emptied: str) -> None:
     killed(path, 3)
     path.write_bytes(b"" if emptied == "empty" else b"nonsense" * 100)
     if emptied == "missing":

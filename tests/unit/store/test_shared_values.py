@@ -101,7 +101,7 @@ def test_tasks_that_are_submitted_one_by_one_share_too(path: Path) -> None:
     store.close()
 
 
-def test_a_task_that_is_taken_out_of_the_archive_shares_with_those_that_wait(path: Path) -> None:
+def test_a_restored_task_shares_values_with_waiting_tasks(path: Path) -> None:
     store = SqliteStore(path)
     events = array(1, 3)
     store.append(events)
