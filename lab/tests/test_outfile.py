@@ -261,7 +261,7 @@ def test_a_trace_in_the_place_of_a_table_of_tasks_is_called_one() -> None:
     for order in ("simulate --fidelity run.json --solo small.csv", "trace generate --tasks 3 --map small.csv"):
         result = typed(*order.split())
         assert result.exit_code == 2
-        assert "small.csv line 1: this is a trace: a table of tasks has no column arrival_s" in result.stderr
+        assert "small.csv line 1: this is a trace, and a table of tasks has no column arrival_s" in result.stderr
     Path("table.csv").write_text(SMALL.replace("arrival_s", "arrived"))
     result = typed("trace", "generate", "--tasks", "3", "--map", "table.csv")
     assert "'arrived' is not a column of a table of tasks" in result.stderr
