@@ -11,7 +11,7 @@ from carma.core.model import outcome as outcomes
 from carma.core.model.units import show_mib, show_s
 from carma.wire.api_types import Outcome, TaskView
 
-_ACTIVITY = {
+ACTIVITY_NAMES = {
     "sm_active": "SM activity",
     "sm_occupancy": "SM occupancy",
     "dram_active": "DRAM",
@@ -58,7 +58,7 @@ def percent(share: float | None) -> str:
 
 def activity_text(share_of: Callable[[str], float | None]) -> str:
     """`SM activity 45 %, DRAM 10 %`, without the missing metrics."""
-    known = [(what, share_of(name)) for name, what in _ACTIVITY.items()]
+    known = [(what, share_of(name)) for name, what in ACTIVITY_NAMES.items()]
     return ", ".join(f"{what} {100 * share:.0f} %" for what, share in known if share is not None)
 
 
