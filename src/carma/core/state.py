@@ -60,9 +60,9 @@ class State:
         # AttemptOnGpu, not logged:
         self.live: dict[GpuId, Live] = {}
         self.tracks: dict[AttemptKey, Track] = {}
-        self.idle_w: dict[GpuId, float] = {}  # the lowest mean power of each GPU while nobody was on it
+        self.idle_w: dict[GpuId, float] = {}  # lowest mean power of each GPU while it was unused
         self.usage: dict[tuple[int, GpuId], Hour] = {}  # by hour and GPU; see usage.py
-        self.shown_on: dict[TaskId, set[GpuId]] = {}  # task -> GPUs whose last look at memory shows processes of it
+        self.shown_on: dict[TaskId, set[GpuId]] = {}  # task -> GPUs whose newest sample shows its processes
         # What `propose` has to check; a sample takes out what is not due any more:
         self.over_booking: set[GpuId] = set()  # shared GPUs on which a task may hold more than it booked
         self.grown: set[TaskId] = set()  # active tasks whose peak memory may have to be stored
@@ -151,8 +151,8 @@ class State:
             self.fair_queue.set_level(uid, self.accounts.level(uid))
 
     def touch(self, gpu: GpuId) -> None:
-        """Something that concerns the GPU has changed: who is on it, what they do there, what was seen of it. Its
-        version increases, and those of the GPUs with which it shares a task: a policy may look at those neighbours."""
+        """Increase the version of a GPU after any change that concerns it: its tasks, their progress, its samples. The
+        GPUs with which it shares a task change too, for policies that judge several GPUs together."""
         versions = self.versions
         versions[gpu] = versions.get(gpu, 0) + 1
         if self.policy.objection is None:
@@ -162,7 +162,7 @@ class State:
                 versions[other] = versions.get(other, 0) + 1
 
     def _moved(self, gpu: GpuId) -> None:
-        """Others are on it than before, or in another order."""
+        """The tasks on the GPU, or their order, have changed."""
         live = self.live.get(gpu)
         if live is not None:
             live.members = None
@@ -171,7 +171,7 @@ class State:
         self.touch(gpu)
 
     def _stay(self, task: Task, placement: Placement) -> None:
-        """One that is active as it was, and more is known of it: in every index it goes to the end."""
+        """A task that stays active and has changed moves to the end of every index."""
         key = self.active[task.id] = self.active.pop(task.id)
         for gpu in placement.gpus:
             held = self.on_gpu[gpu]
@@ -180,7 +180,7 @@ class State:
         self._check_use(task)
 
     def _check_use(self, task: Task) -> None:
-        """There may be memory to store of an active task, or its booking may shrink."""
+        """`propose` has to check the peak memory and the booking of an active task."""
         self.grown.add(task.id)
         self.settled.add(task.id)
 
@@ -251,7 +251,7 @@ class State:
         return live
 
     def empty_w(self) -> dict[GpuId, float]:
-        """The lowest reading of each GPU with nobody on it, where `idle_w` does not have it yet."""
+        """The lowest power reading of each unused GPU that `idle_w` does not have yet."""
         read = {gpu: live.empty_w for gpu, live in self.live.items() if gpu not in self.idle_w}
         return {gpu: watts for gpu, watts in read.items() if watts is not None}
 
@@ -267,7 +267,7 @@ def due_at(task: Task) -> float | None:
 
 
 def in_order(names: Collection[Name], order: Collection[Name]) -> list[Name]:
-    """Those of the names that `order` has, as they come there: what is due at the same time is told in its order."""
+    """These names in the order of `order`, without those that it lacks: simultaneous events have a fixed order."""
     if len(names) < 2:
         return [name for name in names if name in order]
     return [name for name in order if name in names]

@@ -75,7 +75,7 @@ def checkpoint(state: State, sequence: int) -> tuple[Checkpoint, tuple[Task, ...
         overtaken={int(task): count for task, count in state.overtaken.items()},
         idle_w={str(gpu): watts for gpu, watts in state.idle_w.items()},
         empty_w={str(gpu): watts for gpu, watts in state.empty_w().items()},
-        usage=state.accounts.kept(state.now),
+        usage=state.accounts.saved(state.now),
     )
     return saved, tuple(leaving)
 

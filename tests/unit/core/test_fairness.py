@@ -151,7 +151,7 @@ def test_a_restart_keeps_the_accounts_and_the_order() -> None:
     again = restore(made.state.rules, made.state.policy, stored)
     assert not validate(again)
     assert list(queued_ids(again, made.now)) == line(made)
-    for kept, one in zip(again.accounts.kept(made.now), made.state.accounts.kept(made.now), strict=True):
+    for kept, one in zip(again.accounts.saved(made.now), made.state.accounts.saved(made.now), strict=True):
         assert (kept.uid, kept.name) == (one.uid, one.name)
         assert kept.memory_h == pytest.approx(one.memory_h)
     assert [one.name for one in stored.usage] == ["alice", "bob", "carol"]
@@ -174,7 +174,7 @@ def test_a_replay_of_the_log_gives_the_same_order() -> None:
     for event in made.log:
         step(again, event)
     assert list(queued_ids(again, made.now)) == line(made)
-    assert again.accounts.kept(made.now) == made.state.accounts.kept(made.now)
+    assert again.accounts.saved(made.now) == made.state.accounts.saved(made.now)
 
 
 # -- turns ------------------------------------------------------------------------------------------------------------

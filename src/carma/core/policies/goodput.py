@@ -95,7 +95,7 @@ def _too_slow(found: Forecast, ask: Ask, holders: Sequence[Holder], cap: float) 
         sentence += f", {name} {slowest:.2f} times" if slowest > cap else ""
     else:
         sentence = f"beside it {name} would take {slowest:.2f} times as long as alone"
-    unknown = [who for who, one in zip(names, found.holders, strict=True) if one.demand is None]
+    unknown = [name for name, one in zip(names, found.holders, strict=True) if one.demand is None]
     return f"{sentence} (cap {cap:g}){_assumed(unknown if ask.demand is not None else ['it', *unknown])}"
 
 
@@ -144,7 +144,7 @@ def urgent(waiting: Sequence[Waits], running_s: float, gpus: int) -> list[int]:
 
 
 def moves(terms: Terms, views: Sequence[GpuView]) -> list[Move]:
-    """The newest task of each GPU whose observed progress is clearly below the prediction and exceeds the cap."""
+    """The newest task of each GPU where progress is clearly below the prediction and a slowdown exceeds the cap."""
     found: list[Move] = []
     for view in views:
         if len(view.holders) < 2 or view.newest is None or any(holder.warming is not None for holder in view.holders):
@@ -157,7 +157,7 @@ def moves(terms: Terms, views: Sequence[GpuView]) -> list[Move]:
             newest = max(view.holders, key=lambda holder: holder.key)
             less = f"{100 * ratio:.0f} % of the progress that was predicted"
             slow = f"a task would take {worst:.2f} times as long as alone (cap {terms.cap:g})"
-            found.append(Move(newest.key.task, f"those who share its GPU make {less}, and {slow}"))
+            found.append(Move(newest.key.task, f"the tasks on its GPU make {less}, and {slow}"))
     return found
 
 

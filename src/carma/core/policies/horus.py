@@ -2,9 +2,9 @@
 
 After Yeung et al., Horus (TPDS 33(1), 2022), in the form with which the authors of CARMA compare themselves (GitHub
 ehsanyousefzadehasl/AEGIS, commit b2aecce: a budget of 100 %, the least projected sum first). Utilisation is what Horus
-predicts: the share of time with any kernel. Whose demand nobody knows counts with 100 % and so shares with nobody.
+predicts: the share of time with any kernel. A task of unknown demand counts as 100 % and so shares with no task.
 
-Left out: the prediction from a model's graph (who estimates may give a demand instead), the paper's own queue and its
+Left out: the prediction from a model's graph (an estimator may provide a demand instead), the paper's own queue and its
 cost function, which the comparison does not have either. Memory, warm-up and the rest are the filters' as for every
 policy; the gate on what is observed is not Horus's and does not apply.
 """
@@ -35,13 +35,13 @@ def objection(ask: Ask, holders: Sequence[Holder]) -> Refusal | None:
     own, held = utilisation(ask.demand), _held(holders)
     if own + held <= BUDGET + ROUNDING:
         return None
-    others = ", ".join(f"{holder.key.task} ({_told(holder.demand)})" for holder in holders)
-    company = f"task {others}" if len(holders) == 1 else f"tasks {others}"
+    others = ", ".join(f"{holder.key.task} ({_percent(holder.demand)})" for holder in holders)
+    neighbours = f"task {others}" if len(holders) == 1 else f"tasks {others}"
     total = f"would come to {own + held:.0%} (budget {BUDGET:.0%})"
-    return Refusal("Utilisation", f"predicted utilisation {total}: {_told(ask.demand)} beside {company}")
+    return Refusal("Utilisation", f"predicted utilisation {total}: {_percent(ask.demand)} beside {neighbours}")
 
 
-def _told(demand: Demand | None) -> str:
+def _percent(demand: Demand | None) -> str:
     return f"{utilisation(demand):.0%}" + ("" if demand is not None else ", not known")
 
 

@@ -7,7 +7,7 @@ A score tells how a task fares beside another on average: Tiny (0) keeps 95 % of
 less. Both sources learn it from utilisation and memory with trees that they do not print. The two thresholds here give
 47 of AEGIS's 53 scores for an A100 of 40 GB (commit ef62bdd): below 50 % utilisation (40 to 60 % do alike) a task is
 Tiny; of the others, one of 16 GiB or more (14 to 17) is Medium, as only small tasks fit beside it. Lucid's own labels
-for an RTX 3090 lie elsewhere: Medium from 25 %, Jumbo from 60 % (53 of 66). Whose demand nobody knows is a Jumbo.
+for an RTX 3090 lie elsewhere: Medium from 25 %, Jumbo from 60 % (53 of 66). A task of unknown demand is Jumbo.
 
 Left out, as in AEGIS: Lucid's order by predicted duration (the queue's order is the server's), its profiler, and that
 only tasks with the same number of GPUs, and not much longer than their host, are packed.
@@ -48,11 +48,11 @@ def objection(ask: Ask, holders: Sequence[Holder]) -> Refusal | None:
     if own + held <= AT_MOST:
         return None
     total = f"sharing scores would add up to {own + held} (at most {AT_MOST})"
-    host = f"task {holders[0].key.task}'s {_told(held, holders[0].demand)}"
-    return Refusal("Slowdown", f"{total}: {_told(own, ask.demand)} beside {host}")
+    host = f"task {holders[0].key.task}'s {_class(held, holders[0].demand)}"
+    return Refusal("Slowdown", f"{total}: {_class(own, ask.demand)} beside {host}")
 
 
-def _told(score: int, demand: Demand | None) -> str:
+def _class(score: int, demand: Demand | None) -> str:
     known = "demand not known" if demand is None else f"{engine_share(demand):.0%} utilised"
     return f"{score} ({CLASSES[score]}, {known})"
 

@@ -11,7 +11,7 @@ from carma.core.scheduling.policy import Policy, Ranked
 
 
 def _risk(view: GpuView) -> float:
-    """What is not known counts as the worst; a GPU that nobody is on is idle whatever its last window says."""
+    """An unknown activity counts as the worst; a GPU without tasks and processes is idle whatever its window says."""
     if view.idle:
         return 0.0
     found = view.gauge("sm_active", "risk")

@@ -1,7 +1,7 @@
-"""A decision as it was taken: every GPU, each with its refusal or its score. `carma explain` prints this as it is.
+"""A decision: every GPU with its refusal or its score. `carma explain` prints it.
 
-A server with thousands of GPUs makes very many of these for each placement. None can hold itself, so Python's collector
-of cycles need not look at them (`gc=False`).
+A server with thousands of GPUs makes very many of these objects. They contain no cycles, so the garbage collector skips
+them (`gc=False`).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ RECOVERY = "recovery"  # the source of one that follows from an attempt that ran
 
 
 class Ask(Record, frozen=True, gc=False):
-    """What a task needs on each of its GPUs, and who says so."""
+    """What a task needs on each of its GPUs, and the source of the memory figure."""
 
     task: TaskId
     gpus: int
     memory_mib: int
     source: str
     alone: bool = False
-    demand: Demand | None = None  # what it would keep busy alone; None: nobody knows
-    alone_s: float | None = None  # what it would take alone; None: nobody knows
-    at: float = 0.0  # when it is asked
+    demand: Demand | None = None  # of the task alone; None: unknown
+    alone_s: float | None = None  # run time alone; None: unknown
+    at: float = 0.0  # the time that a policy is told
 
 
 class Part(Record, frozen=True, gc=False):
@@ -37,7 +37,7 @@ class Part(Record, frozen=True, gc=False):
 
 
 class Refusal(Record, frozen=True, gc=False):
-    """Why not: a stable code and a sentence with the numbers in it."""
+    """Why a GPU does not take a task: a stable code and a sentence with the numbers."""
 
     # Memory, Utilisation, WarmUp, TasksPerGpu, Exclusive, Drained, Fault, Metrics, Reserved, Policy, Slowdown,
     # NotListed, Mechanism

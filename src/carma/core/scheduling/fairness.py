@@ -1,9 +1,10 @@
-"""What each user has had of the GPUs, and holds now: the accounts that turns (lanes.py) and quotas (quota.py) go by.
+"""Accounts of the users: what each has used of the GPUs and holds now. Fair shares (fair_order.py) and quotas
+(quota.py) read them.
 
-In card-hours: a whole card's memory booked for an hour, a whole card's SM activity seen for an hour. Both fade with a
-half-life, by the time of events; there is no clock here. Memory is counted when what a user holds changes, SM activity
-when the log is told of it (UseNoted, MemoryObserved, AttemptEnded): never at a sample. A user's level is what the order
-goes by. It changes only when one of the user's tasks comes, goes or is noted, and for all of them with the minute.
+The unit is the card-hour: the memory of a whole card booked for an hour, or its SM activity for an hour. Both decay
+with a half-life, by the time of events; there is no clock here. Memory is counted when a user's bookings change, SM
+activity when an event records it (UseNoted, MemoryObserved, AttemptEnded), never at a sample. The level of a user
+decides the order. It changes with the user's tasks and their recorded use, and for all users with each full minute.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from carma.core.model.values import Gpu, GpuId, Placement, Record, TaskId
 from carma.core.scheduling.decision import Ask
 
 HOUR_S = 3600.0
-MINUTE_S = 60.0  # so often all levels are worked out again; at full minutes, so that every replay does it then
-CARD = 1_000_000  # a whole card. Whole numbers: what comes and goes for months leaves no rest
-NOTHING_H = 1e-6
-_FAR = 1000.0  # half-lives; further back there is nothing
+MINUTE_S = 60.0  # interval at which all levels are updated; at full minutes, so that a replay does the same
+CARD = 1_000_000  # a whole card; integers, so that months of additions and subtractions leave no remainder
+NEGLIGIBLE_H = 1e-6
+_MAX_HALF_LIVES = 1000.0  # use that is older counts as none
 
 
 class UserUsage(Record, frozen=True, kw_only=True):
@@ -35,7 +36,7 @@ class UserUsage(Record, frozen=True, kw_only=True):
 
 
 class Held(NamedTuple):
-    """What one running task holds, or what a user's hold together."""
+    """What a running task holds, or all running tasks of a user."""
 
     tasks: int = 0
     gpus: int = 0
@@ -55,13 +56,13 @@ NONE_HELD = Held()
 
 
 class Account:
-    """Of one user. The hours are as of the accounts' `at`: what came later is worth more by what has faded since."""
+    """Of one user. The hours are in units of the accounts' time `at`: later use counts more by the decay since then."""
 
     __slots__ = ("held", "memory_h", "name", "since", "sm_h", "waiting")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.memory_h = 0.0  # up to `since`
+        self.memory_h = 0.0  # until `since`
         self.sm_h = 0.0
         self.since = 0.0
         self.held = NONE_HELD
@@ -69,7 +70,7 @@ class Account:
 
 
 def held_by(placement: Placement, gpus: Mapping[GpuId, Gpu]) -> Held:
-    """One that is alone on its GPUs holds all of them, and so does one whose GPU is no longer there."""
+    """A task alone on its GPUs holds all of their memory; so does a task whose GPU is gone."""
     booked_mib = cards = 0
     for name in placement.gpus:
         gpu, mib = gpus.get(name), placement.booking.memory_mib
@@ -83,7 +84,7 @@ def held_by(placement: Placement, gpus: Mapping[GpuId, Gpu]) -> Held:
 
 
 def sm_s(task: Task) -> float:
-    """SM activity times time, of its newest attempt, as far as it is on record; what nobody saw is not counted."""
+    """SM activity times time of the newest attempt, as recorded; unknown activity is not counted."""
     if not task.attempts:
         return 0.0
     seen = task.attempts[-1]
@@ -94,20 +95,20 @@ def sm_s(task: Task) -> float:
 class Accounts:
     def __init__(self, rules: Rules) -> None:
         self.rules: FairnessRules = rules.fairness
-        # What is held counts as if it were held so much longer: without that, whoever comes first to an empty server
-        # takes all of it, and is asked to stand back only afterwards.
+        # Current bookings count as if they lasted this much longer: else the first user of an empty server would take
+        # all of it, and wait only afterwards.
         self._ahead_h = rules.queue.assumed_runtime_s / HOUR_S
         self._weight = self.rules.memory_weight + self.rules.sm_weight
         self.limited = rules.quota != QuotaRules()
         self.at = 0.0
         self.by_uid: dict[int, Account] = {}
         self.by_task: dict[TaskId, Held] = {}
-        self._gpus: Mapping[GpuId, Gpu] = {}  # those that were there last
-        self._outdated: set[TaskId] = set()  # what those hold was counted on other GPUs
+        self._gpus: Mapping[GpuId, Gpu] = {}  # at the last event
+        self._outdated: set[TaskId] = set()  # tasks whose holdings were counted before the GPUs changed
 
-    # -- what happens ------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------
     def follow(self, before: Task | None, task: Task | None, gpus: Mapping[GpuId, Gpu], now: float) -> bool:
-        """One task as it was and as it is. Whether its user's level has changed."""
+        """Update the account for one changed task; returns whether its user's level has changed."""
         known = task or before
         assert known is not None
         account = self.by_uid.get(known.owner.uid)
@@ -121,13 +122,13 @@ class Accounts:
             changed = self._hold(account, known.id, task, now)
         if before is not None and task is not None and len(before.attempts) == len(task.attempts):
             more_s = sm_s(task) - sm_s(before)
-            if more_s != 0.0:  # a mean that is rounded may also take a little back
+            if more_s != 0.0:  # a rounded mean may also decrease
                 account.sm_h += more_s / HOUR_S * self._worth(now)
                 changed = True
         return changed
 
     def _hold(self, account: Account, task_id: TaskId, task: Task | None, now: float) -> bool:
-        """What it holds now. Whether that is something else than before."""
+        """Update what the task holds; returns whether that changed."""
         self._outdated.discard(task_id)
         was, held = self.by_task.get(task_id, NONE_HELD), NONE_HELD
         if task is not None and isinstance(task.status, Starting | Running):
@@ -143,7 +144,7 @@ class Accounts:
         return True
 
     def minute(self, now: float) -> bool:
-        """With every full minute all is counted up to then, and fades. Whether that was due."""
+        """At each full minute: count all use until then and let it decay; returns whether that was due."""
         at = floor(now / MINUTE_S) * MINUTE_S
         if at <= self.at:
             return False
@@ -152,26 +153,26 @@ class Accounts:
             self._count(account, at)
             account.memory_h /= worth
             account.sm_h /= worth
-            if not account.waiting and not account.held.tasks and account.memory_h + account.sm_h < NOTHING_H:
+            if not account.waiting and not account.held.tasks and account.memory_h + account.sm_h < NEGLIGIBLE_H:
                 del self.by_uid[uid]
         self.at = at
         return True
 
     def _worth(self, at: float) -> float:
-        """Of one hour at that time, in hours as of `self.at`."""
-        return float(2.0 ** min((at - self.at) / self.rules.half_life_s, _FAR))
+        """The weight of an hour of use at that time, relative to `self.at`."""
+        return float(2.0 ** min((at - self.at) / self.rules.half_life_s, _MAX_HALF_LIVES))
 
     def _count(self, account: Account, now: float) -> None:
-        """The memory that was held since the last time. The integral, so that it does not matter how often."""
+        """Add the memory held since the last call. It is the integral, so the number of calls does not matter."""
         if account.held.cards and now > account.since:
             spread_h = self.rules.half_life_s / log(2.0) / HOUR_S
             span_h = spread_h * (self._worth(now) - self._worth(account.since))
             account.memory_h += account.held.cards / CARD * span_h
         account.since = max(account.since, now)
 
-    # -- what is asked -----------------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------------
     def level(self, uid: int) -> float:
-        """What the user had and holds, for their share: the lower, the earlier their turn."""
+        """Use and holdings in relation to the user's share: the lowest level goes first."""
         account = self.by_uid.get(uid)
         if account is None:
             return 0.0
@@ -179,7 +180,7 @@ class Accounts:
         return had / self.share_of(account.name) + self.level_of_held(account.name, account.held.cards)
 
     def level_of_held(self, name: str, cards: int) -> float:
-        """What holding so much of cards adds to a user's level."""
+        """What these cards add to the user's level while they are held."""
         return self._weight * self._ahead_h * cards / CARD / self.share_of(name)
 
     def share_of(self, name: str) -> float:
@@ -194,35 +195,35 @@ class Accounts:
         account = self.by_uid.get(uid)
         return 0 if account is None else account.waiting
 
-    def kept(self, now: float) -> tuple[UserUsage, ...]:
-        """Every account as of now, by uid. Nothing is changed."""
+    def saved(self, now: float) -> tuple[UserUsage, ...]:
+        """Every account as of now, by uid; read-only."""
         found = []
         for uid, account in sorted(self.by_uid.items()):
             memory_h, sm_h = self.usage(account, now)
-            if memory_h + sm_h >= NOTHING_H:
+            if memory_h + sm_h >= NEGLIGIBLE_H:
                 found.append(UserUsage(uid=uid, name=account.name, memory_h=memory_h, sm_h=sm_h))
         return tuple(found)
 
     def usage(self, account: Account, now: float) -> tuple[float, float]:
         """Card-hours of memory and of SM activity, as of now."""
-        seen = Account(account.name)
-        seen.memory_h, seen.since, seen.held = account.memory_h, account.since, account.held
-        self._count(seen, now)
+        copy = Account(account.name)
+        copy.memory_h, copy.since, copy.held = account.memory_h, account.since, account.held
+        self._count(copy, now)
         worth = self._worth(now)
-        return seen.memory_h / worth, account.sm_h / worth
+        return copy.memory_h / worth, account.sm_h / worth
 
-    def load(self, kept: Iterable[UserUsage], now: float) -> None:
-        """What a checkpoint of that time has; before any task is followed."""
+    def load(self, saved: Iterable[UserUsage], now: float) -> None:
+        """Load the accounts of a checkpoint of that time; before any task."""
         self.at = floor(now / MINUTE_S) * MINUTE_S
         worth = self._worth(now)
-        for one in kept:
+        for one in saved:
             account = self.by_uid[one.uid] = Account(one.name)
             account.memory_h, account.sm_h = one.memory_h * worth, one.sm_h * worth
             account.since = now
 
 
 def waits(task: Task | None) -> bool:
-    """Whether it counts as waiting. Of one that has just ended nobody knows yet whether it comes back."""
+    """Whether it counts as waiting. An attempt that has just ended does not: its retry is not decided yet."""
     match task.status if task is not None else None:
         case Estimating() | Queued() | Recovering():
             return True
@@ -231,7 +232,7 @@ def waits(task: Task | None) -> bool:
 
 
 def wanted_by(ask: Ask, largest_mib: int) -> Held:
-    """What a waiting task would hold, on cards as large as the largest."""
+    """What a waiting task would hold, on cards of the largest size."""
     mib = largest_mib if ask.alone else ask.memory_mib
     cards = min(CARD, round(CARD * mib / largest_mib)) if largest_mib else CARD
     return Held(1, ask.gpus, mib * ask.gpus, cards * ask.gpus)

@@ -1,7 +1,7 @@
-"""The most that a user may have at once. A task that would go beyond it waits, and holds up nobody else's.
+"""Quotas: the maximum that a user may have at once. A task above it waits and delays no task of other users.
 
-Of the user's own, those behind it wait too: else small tasks would keep a large one of the same user out for ever. One
-that asks for more than the user may ever have holds up nobody at all.
+The user's later tasks wait too: else small tasks would keep a large one of the same user waiting for ever. A task that
+asks for more than the user may ever have delays no task.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Limits(NamedTuple):
     waiting: int | None = None
 
 
-_NOT_LIMITED = (None, None, None)  # in what it may start
+_NOT_LIMITED = (None, None, None)  # running, gpus, memory_share
 
 
 def limits_of(rules: QuotaRules, name: str) -> Limits:
@@ -45,17 +45,17 @@ def _of(by_name: Mapping[str, Number], name: str) -> Number | None:
 
 class Stop(NamedTuple):
     sentence: str
-    for_good: bool = False  # it alone is more than the user may have, but another task may not be
+    for_good: bool = False  # this task alone is above the quota; other tasks may not be
 
 
 def quota_stop(limits: Limits, name: str, held: Held, wanted: Held, total_mib: int) -> Stop | None:
-    """What keeps a user who holds so much from having that on top."""
+    """The quota that a user with these holdings would exceed by this task."""
     if limits.running is not None and held.tasks + wanted.tasks > limits.running:
         return Stop(f"user {name} runs {held.tasks} of {show_count(limits.running, 'task')}")
     if limits.gpus is not None and held.gpus + wanted.gpus > limits.gpus:
         if wanted.gpus > limits.gpus:
-            told = f"asks for {show_count(wanted.gpus, 'GPU')}, and user {name} may hold {limits.gpus}"
-            return Stop(told, for_good=limits.gpus > 0)
+            why = f"asks for {show_count(wanted.gpus, 'GPU')}, and user {name} may hold {limits.gpus}"
+            return Stop(why, for_good=limits.gpus > 0)
         more = f", and this asks for {wanted.gpus}" if held.gpus < limits.gpus else ""
         return Stop(f"user {name} holds {held.gpus} of {show_count(limits.gpus, 'GPU')}{more}")
     if limits.memory_share is None or not held.tasks:
@@ -77,7 +77,7 @@ class PassQuota:
         self._accounts = accounts
         self._total_mib = total_mib
         self._given: dict[int, Held] = {}
-        self._stopped: dict[int, TaskId] = {}  # by user: the task that came up against a limit
+        self._stopped: dict[int, TaskId] = {}  # by user: the task that would exceed a quota
         self._limits: dict[int, Limits] = {}
 
     def limits(self, owner: Owner) -> Limits:
@@ -87,7 +87,7 @@ class PassQuota:
         return known
 
     def stops(self, task: TaskId, owner: Owner, wanted: Callable[[], Held]) -> str | None:
-        """Why the task cannot have its turn; a sentence."""
+        """Why the task may not start; a sentence."""
         first = self._stopped.get(owner.uid)
         if first is not None:
             return f"task {first} of user {owner.name} is before it, and at a quota"
@@ -103,7 +103,7 @@ class PassQuota:
         return stop.sentence
 
     def has_stopped(self, owner: Owner) -> bool:
-        """Then it stops all of the user's that are still to come."""
+        """Whether a task of this user is at a quota; the user's later tasks wait behind it."""
         return owner.uid in self._stopped
 
     def add(self, owner: Owner, held: Held) -> None:

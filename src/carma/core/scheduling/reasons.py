@@ -1,7 +1,7 @@
 """A choice among the GPUs, and how it is written out: each GPU's refusal or score, and the whole in one sentence.
 
-A `Choice` names the chosen GPUs. The reasons of all others are worked out only when somebody reads them: the queue's
-REASON column, `carma show` and `carma explain`.
+A `Choice` names the chosen GPUs. The reasons of all others are computed when they are read: for the queue's REASON
+column, `carma show` and `carma explain`.
 """
 
 from __future__ import annotations
@@ -93,10 +93,9 @@ def placement_of(choice: Choice) -> Placement | None:
 
 
 def _cap_mib(ask: Ask, chosen: Sequence[Candidate]) -> int | None:
-    """The memory at which the task is stopped. A task of unknown size is stopped where it would take what the tasks
-    that are there have booked, and not at a figure that nobody believes in. The same holds for one that memory has
-    stopped before: its figure is known to be wrong, and a task under a limit tells only the block that it wanted next,
-    not how many would have followed."""
+    """The memory limit of the task. A task of unknown size is stopped where it would take memory that its neighbours
+    have booked, not at its arbitrary booking. So is a task that ran out of memory before: its estimate was wrong, and
+    a failure under a limit shows only the next block that it requested, not how many would have followed."""
     if ask.alone or not all(candidate.caps for candidate in chosen):
         return None
     if ask.source not in (UNKNOWN, RECOVERY):
@@ -121,10 +120,10 @@ def short_sentence(choice: Choice) -> tuple[str, str]:
     best = _best(code, candidates, reasons)
     if code == "Memory":
         needs, most = show_pair_mib(ask.memory_mib, best.free_mib)
-        told = f"needs {needs}; most free is {most} on GPU {best.view.gpu.index}"
+        text = f"needs {needs}; most free is {most} on GPU {best.view.gpu.index}"
     else:
-        told = f"GPU {best.view.gpu.index}: {reasons[best.view.gpu.id].sentence}"
-    return code, (f"{gang}; " if gang else "") + told + _others(code, reasons, len(candidates))
+        text = f"GPU {best.view.gpu.index}: {reasons[best.view.gpu.id].sentence}"
+    return code, (f"{gang}; " if gang else "") + text + _others(code, reasons, len(candidates))
 
 
 def _best(code: str, candidates: Sequence[Candidate], reasons: Mapping[GpuId, Objection]) -> Candidate:

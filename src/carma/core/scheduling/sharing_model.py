@@ -22,7 +22,7 @@ pair), MPS cannot here. Of one thing more helps, but only the task itself: wide 
 **What is not known.** The model is off, by more the more it slows a task down. `cautious` gives the rate that nine in
 ten tasks keep to or beat, of tasks with which it was not fitted: what a policy promises should rest on that. A demand
 that is None stands for a task of which nothing is known and counts as UNKNOWN, cautious or not. Where engine activity
-or power is not told it is guessed from SM and DRAM activity, and the caution is larger.
+or power is unknown, it is estimated from SM and DRAM activity, and the caution is larger.
 
 Constants and errors come from tables measured on an H200 (lab/results/simulation/sharing.json, by `python -m
 lab.tools.sharing_fit`): a task's rate, with every group that holds it left out of the fit.
@@ -42,10 +42,10 @@ Mechanism = Literal["mps", "timeslice"]
 PRESS, CROWD, WIDTH = 0.587, 2.65, 2.331  # A, B, C
 SLICES = 0.875  # of the GPU's time, where tasks take turns in slices
 SLACK = 3.0  # the sharpness of the corner between slack and slow-down; 2 to 4 fit alike
-# Of those who do not tell: engine activity over SM activity, and power from SM and DRAM activity (25 tasks, H200).
+# Without these metrics: engine activity above SM activity, and power from SM and DRAM activity (25 tasks, H200).
 ENGINE_ABOVE_SM = 0.136
 POWER_OF_SM, POWER_OF_DRAM = 0.78, 0.295
-# Of whom nothing is known: as much engine activity and power as nine in ten of the 25 tasks have at most, and SM
+# Of a task of unknown demand: as much engine activity and power as nine in ten of the 25 tasks have at most, and SM
 # activity with which a task fares as the worst tenth of them do.
 UNKNOWN = Demand(sm_active=0.73, sm_occupancy=0.36, dram_active=0.27, gr_active=1.0, power=0.77)
 # Where at least the memory that it takes is known, what nine in ten tasks below so many MiB have at most: small ones
@@ -67,7 +67,7 @@ SPREAD: dict[Mechanism, dict[int, tuple[float, float]]] = {
     "timeslice": {2: (0.089, 0.0), 3: (0.092, 0.0), 4: (0.093, 0.0)},
 }
 MEASURED = 4  # tasks on a GPU at most; caution grows in proportion beyond
-KEPT = 16_384  # groups whose rates are remembered: the same few kinds of tasks meet again and again
+MAX_REMEMBERED = 16_384  # groups whose rates are remembered: the same few kinds of tasks meet again and again
 
 
 def progress_rates(
@@ -84,7 +84,7 @@ def progress_rates(
     return _lowered(rates, known, mechanism) if cautious else rates
 
 
-@lru_cache(KEPT)
+@lru_cache(MAX_REMEMBERED)
 def _rates(demands: tuple[Demand, ...], mechanism: Mechanism) -> tuple[float, ...]:
     return _at_once(demands) if mechanism == "mps" else _in_slices(demands)
 
@@ -98,11 +98,11 @@ def by_size(memory_mib: int) -> Demand:
 
 
 def _lowered(rates: Sequence[float], demands: Sequence[Demand], mechanism: Mechanism) -> tuple[float, ...]:
-    told, guessed = CAUTION[mechanism]
-    least, slope = told
+    known, estimated = CAUTION[mechanism]
+    least, slope = known
     for demand in demands:
         if demand is UNKNOWN or demand.power is None or demand.gr_active is None:
-            least, slope = guessed
+            least, slope = estimated
             break
     if len(demands) > MEASURED:
         wider = len(demands) / MEASURED
@@ -136,7 +136,7 @@ def _at_once(demands: Sequence[Demand]) -> tuple[float, ...]:
 
 
 def _in_slices(demands: Sequence[Demand]) -> tuple[float, ...]:
-    """Max-min fair: who wants less than an equal part gets it, and the others share what that leaves."""
+    """Max-min fair: a task that needs less than an equal part gets it, and the others share the rest."""
     wanted = [engine_share(demand) for demand in demands]
     rates = [1.0] * len(wanted)
     left, waiting = SLICES, len(wanted)

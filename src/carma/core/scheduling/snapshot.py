@@ -1,7 +1,7 @@
-"""Builds the view of a GPU from the state, and tells how long that view holds if nothing happens to the GPU.
+"""Builds the view of a GPU from the state, and tells how long that view stays valid.
 
-The ledger: a GPU's room is the least of (capacity - bookings - foreign use) and (observed free - what booked tasks may
-still grow). An attempt counts with its booking or with the most it was seen to hold, whichever is larger.
+The room of a GPU is the smaller of (capacity - counted memory - foreign memory) and (observed free memory - what tasks
+may still grow). An attempt counts with its booking or with its observed peak, whichever is larger.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def views(state: State, now: float) -> tuple[GpuView, ...]:
 def view_of(state: State, gpu: Gpu, now: float) -> GpuView:
     live = state.live.get(gpu.id) or Live(state.rules.window.length_s)
     newest = _fresh_sample(state, live, now)
-    look = live.newest_memory if newest is not None else None  # of memory, which is looked at more often than the rest
+    look = live.newest_memory if newest is not None else None  # of memory, which is sampled more often than the rest
     holders = tuple([_holder(state, gpu, live, key, now) for key in state.on_gpu.get(gpu.id, ())])
     gone_mib = left_mib(state, look)
     outdated = look is not None and look.processes is None and look.at <= live.left_at
@@ -55,13 +55,13 @@ def view_of(state: State, gpu: Gpu, now: float) -> GpuView:
 
 
 def _fresh_sample(state: State, live: Live, now: float) -> GpuSample | None:
-    """The newest sample, unless it is too old to tell anything."""
+    """The newest sample, unless it is too old."""
     newest = live.window.newest
     return None if newest is None or newest.at < now - state.rules.window.stale_s else newest
 
 
 def _left_since(state: State, key: AttemptKey, sample_at: float) -> bool:
-    """Whether an attempt that the sample shows has ended since: its process is gone, and its memory with it."""
+    """Whether an attempt in the sample has ended since then: its process and its memory are gone."""
     task = state.tasks.get(key.task)
     if task is None or not 0 < key.attempt <= len(task.attempts):
         return False
@@ -70,7 +70,7 @@ def _left_since(state: State, key: AttemptKey, sample_at: float) -> bool:
 
 
 def left_mib(state: State, newest: GpuSample | None) -> int:
-    """What the sample shows of attempts that have ended since."""
+    """Memory in the sample of attempts that have ended since then."""
     gone_mib = 0
     if newest is not None:
         for use in newest.processes or ():
@@ -82,9 +82,9 @@ def left_mib(state: State, newest: GpuSample | None) -> int:
 def _foreign(
     state: State, newest: GpuSample | None, holders: tuple[Holder, ...], used_mib: int | None
 ) -> tuple[tuple[ProcessUse, ...], int]:
-    """Processes that CARMA did not start, and the memory that none of its attempts accounts for.
+    """Processes that CARMA did not start, and their memory.
 
-    Memory beyond what the listed processes hold is somebody's too: an empty process list does not make a GPU idle.
+    Memory beyond that of the listed processes is foreign too: an empty process list does not make a GPU idle.
     """
     if newest is None or used_mib is None:
         return (), 0
@@ -103,7 +103,7 @@ def _foreign(
 
 
 def _blind_to(state: State, live: Live, newest: GpuSample | None) -> str | None:
-    """Why the window of a GPU cannot be judged; `newest` is its sample that is fresh."""
+    """Why the window of a GPU cannot be judged; `newest` is its newest fresh sample."""
     if newest is None:
         return f"no sample in the last {show_s(state.rules.window.stale_s)}"
     samples = live.window.count_since(live.since)
@@ -134,8 +134,8 @@ def _holder(state: State, gpu: Gpu, live: Live, key: AttemptKey, now: float) -> 
 
 
 def _beside(state: State, key: AttemptKey, gpu: GpuId) -> tuple[OtherGpu, ...]:
-    """The attempt's other GPUs, with those who share them: what it takes to tell how they go on, and no more. Nothing
-    for a policy that has no say about company, and of a task so wide that it would take too long."""
+    """The attempt's other GPUs with their tasks: what a forecast needs, and no more. Only for policies that define
+    `objection`, and not for tasks on so many GPUs that it would take too long."""
     gpus = state.on_gpu[gpu][key].gpus
     if not 1 < len(gpus) <= MAX_JOINT_GPUS or state.policy.objection is None:
         return ()
@@ -176,7 +176,7 @@ def not_begun(at: float, alone_s: float | None) -> Progress:
 
 
 class WarmingUp(NamedTuple):
-    """That an attempt has not settled on a GPU: as a phrase, and when it should no longer close it."""
+    """An attempt that has not settled on a GPU: a phrase, and when it should stop closing the GPU."""
 
     phrase: str
     until: float
@@ -201,7 +201,7 @@ def warming_up(seen: AttemptOnGpu | None, task: Task, rules: Rules, now: float) 
 
 
 def warm_until(seen: AttemptOnGpu | None, task: Task, rules: Rules) -> float:
-    """When it no longer counts as warming up, if nothing is seen of it until then."""
+    """When it no longer counts as warming up, if no sample shows a change until then."""
     if seen is not None and seen.settled_at is not None:
         return -inf
     status = task.status
@@ -217,7 +217,7 @@ def warm_until(seen: AttemptOnGpu | None, task: Task, rules: Rules) -> float:
 def _settling(calm_since: float, seen: AttemptOnGpu, rules: Rules, now: float, until: float) -> WarmingUp:
     calm_s, wanted_s = now - calm_since, rules.warmup.settle_s
     if calm_s >= wanted_s:
-        # Both halves of the span must be alike: if nothing changes from now on, they are when it is twice as long.
+        # Both halves of the span must be alike; if nothing changes, they are when it is twice as long.
         return WarmingUp("is warming up: its activity still changes", min(until, now + calm_s))
     until = min(until, calm_since + wanted_s)
     left = f"{show_s(wanted_s)} of calm are wanted, {show_s(until - now)} more"
@@ -233,7 +233,7 @@ def _since(seen: AttemptOnGpu, calm_s: float) -> str:
 
 
 def _should_end(task: Task, track: Track | None, rules: Rules) -> float:
-    """By the estimate's or the assumed run time; by its progress, where its run time alone is known."""
+    """By its progress, if its run time alone is known; else by the assumed run time."""
     attempt = task.attempts[-1]
     alone_s = task.estimate.runtime_s if task.estimate is not None else None
     if alone_s is not None and track is not None and track.began_at is not None:
@@ -243,7 +243,7 @@ def _should_end(task: Task, track: Track | None, rules: Rules) -> float:
 
 
 def expected_end(task: Task, track: Track | None, rules: Rules, now: float) -> float:
-    """Never beyond the time limit; one that overran what was expected gets half again."""
+    """At most at the time limit; a task that overran its expected end gets half its run time more."""
     attempt = task.attempts[-1]
     start = attempt.started_at if attempt.started_at is not None else attempt.placed_at
     end = _should_end(task, track, rules)
@@ -255,7 +255,7 @@ def expected_end(task: Task, track: Track | None, rules: Rules, now: float) -> f
 
 
 def _leaves_at(task: Task) -> float:
-    """By then one that was asked to save should have left."""
+    """The end of the grace period of a task that was asked to checkpoint."""
     asked = task.status.preempting if isinstance(task.status, Running) else None
     return inf if asked is None else asked.until
 
@@ -273,9 +273,9 @@ def same_until(state: State, view: GpuView, now: float) -> float:
 
 
 def expected_runtime_s(task: Task, rules: Rules) -> float:
-    """As the estimate says, else as assumed; its time limit bounds either."""
-    guess = task.estimate.runtime_s if task.estimate is not None else None
+    """Of the estimate, else the assumed run time; at most the time limit."""
+    estimated = task.estimate.runtime_s if task.estimate is not None else None
     limit_s = task.spec.time_limit_s
     if limit_s is not None:
-        return limit_s if guess is None else min(guess, limit_s)
-    return rules.queue.assumed_runtime_s if guess is None else guess
+        return limit_s if estimated is None else min(estimated, limit_s)
+    return rules.queue.assumed_runtime_s if estimated is None else estimated

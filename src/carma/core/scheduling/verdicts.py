@@ -105,7 +105,7 @@ def listed(gpu: Gpu, rules: Rules) -> bool:
 
 
 def of_mechanism(gpu: Gpu, rules: Rules) -> bool:
-    """Whether the server's way of sharing is one for that GPU: with `mig`, only existing MIG instances are."""
+    """Whether the sharing mechanism applies to that GPU: with `mig`, only to existing MIG instances."""
     return rules.sharing.mechanism != "mig" or gpu.kind == "mig"
 
 
@@ -114,7 +114,7 @@ def takes_tasks(gpu: Gpu, rules: Rules) -> bool:
 
 
 def tasks_allowed(rules: Rules) -> int:
-    """On one GPU. A MIG instance has memory and SMs of its own so that nobody shares them."""
+    """Maximum number of tasks on one GPU; 1 for MIG instances, which have memory and SMs of their own."""
     return 1 if rules.sharing.mechanism == "mig" else rules.placement.tasks_per_gpu
 
 
@@ -187,7 +187,7 @@ def _warming_up(view: GpuView, rules: Rules) -> Reason | None:
 
 
 def _gated(view: GpuView, policy: Policy) -> bool:
-    """A policy that predicts slow-downs itself knows nothing of foreign processes."""
+    """A policy that predicts slowdowns itself does not know foreign processes."""
     return policy.uses_gate or bool(view.foreign) or view.foreign_mib > 0
 
 
