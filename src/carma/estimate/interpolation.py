@@ -15,10 +15,7 @@ from carma.core.telemetry.booking_shrink import with_margin
 
 FURTHEST = 2.0  # maximum factor of the largest measured value
 NOISE_SHARE, NOISE_MIB = 0.05, 256  # differences between runs of the same program, not a slope
-STEEPER, MUCH_STEEPER = (
-    2.0,
-    3.0,
-)  # times the last slope: enough for a square from half as far, or from zero
+STEEPER, MUCH_STEEPER = 2.0, 3.0  # times the last slope: enough for a square from half as far, or from zero
 STRAIGHT = 1.25  # the same if three points show a line
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -54,19 +54,7 @@ PROGRESS_S = 10.0  # between two lines of progress without a terminal
     help="cpu is for tests and measures no memory (default cuda).",
 )
 @json_flag
-def command(
-    configs: Path,
-    out: Path,
-    python: str | None,
-    parallel: int | None,
-    limit_s: float,
-    run_limit_s: float,
-    activity: bool,
-    resume: bool,
-    seed: int,
-    device: str,
-    as_json: bool,
-) -> int:
+def command(python: str | None, as_json: bool, **flags: Any) -> int:
     """Measure training runs on this server's GPU.
 
     CONFIGS is a file of `carma dataset generate`. Each run is a process; as many run in parallel as memory allows. Rows
@@ -80,34 +68,25 @@ def command(
     from gpumemnet.dataset import collect
     from gpumemnet.dataset.torch_interpreter import find_torch
 
-    if not run_limit_s:
+    options = collect.Options(**flags)
+    if not options.run_limit_s:
         raise Usage("--run-limit 0 leaves a run no time", "Use for example --run-limit 60s.")
-    options = collect.Options(
-        configs=configs,
-        out=out,
-        parallel=parallel,
-        limit_s=limit_s,
-        run_limit_s=run_limit_s,
-        activity=activity,
-        resume=resume,
-        seed=seed,
-        device=device,
-    )
-    collect.check_configs(configs)  # before torch is imported, which takes seconds
-    found = find_torch(python, with_gpu=device == "cuda")
+    collect.check_configs(options.configs)  # before torch is imported, which takes seconds
+    found = find_torch(python, with_gpu=options.device == "cuda")
+    rows = options.out / collect.ROWS
     try:
         with _progress() as report:
             tally = collect.collect(options, found.path, report)
     except KeyboardInterrupt as stop:
-        again = "the same command" if resume else "the same command without --no-resume"
-        note(f"stopped; what was measured is in {out / collect.ROWS}, and {again} goes on from there")
+        again = "the same command" if options.resume else "the same command without --no-resume"
+        note(f"stopped; what was measured is in {rows}, and {again} goes on from there")
         return TERMINATED if isinstance(stop, collect.Stopped) else INTERRUPTED
     if as_json:
         from carma.cli.output import print_json
 
         print_json(tally)
     else:
-        _print(tally, out / collect.ROWS)
+        _print(tally, rows)
     return _verdict(tally)
 
 

@@ -76,8 +76,8 @@ def _sizes(
     paddings: str | None,
     dilations: str | None,
 ) -> tuple[Sizes, Sizes, Sizes, Sizes, Sizes, Sizes, int] | None:
-    """Image, weight, output, stride, padding, dilation, groups; one dimension is run as two. A transposed convolution
-    (`turned`) is the other direction of a plain one, so its output is the image."""
+    """Image, weight, output, stride, padding, dilation, groups. A transposed convolution (`turned`) is the other
+    direction of a plain one, so its output is the image."""
     image, output = (given, taken) if turned else (taken, given)
     rank = len(output) - 2
     if rank < 1 or len(image) != len(output) or not prod(image):
@@ -87,18 +87,13 @@ def _sizes(
     kernel = _numbers(kernel_size, rank) or _kernel(numbers, image[1] * output[1], groups, rank)
     if kernel is None or image[1] % groups:
         return None
-    stride = _numbers(strides, rank) or tuple(
-        max(1, round(one / two)) for one, two in zip(image[2:], output[2:], strict=True)
-    )
+    sides = zip(image[2:], output[2:], strict=True)
+    stride = _numbers(strides, rank) or tuple(max(1, round(one / two)) for one, two in sides)
     padding = _numbers(paddings, rank) or tuple(side // 2 for side in kernel)
-    dilation = _numbers(dilations, rank) or (1,) * rank
     weight = (output[1], image[1] // groups, *kernel)
     if prod(weight) not in numbers:
         return None
-    if rank > 1:
-        return image, weight, output, stride, padding, dilation, groups
-    flat = [(*shape[:2], 1, shape[2]) for shape in (image, weight, output)]
-    return flat[0], flat[1], flat[2], (1, *stride), (0, *padding), (1, *dilation), groups
+    return image, weight, output, stride, padding, _numbers(dilations, rank) or (1,) * rank, groups
 
 
 def _numbers(text: str | None, rank: int) -> Sizes | None:
@@ -134,6 +129,6 @@ def _asked(
     if sizes is None:
         return None
     ask = shipped_convolutions().scratch_bytes
-    shape = ConvShape(FORWARD, precision, item, channels_last, False, False, *sizes)
+    shape = ConvShape(FORWARD, precision, item, channels_last, False, False, *sizes).with_two_dimensions()
     forward, back, weights = (ask(shape._replace(direction=one)) for one in (FORWARD, INPUT_GRAD, WEIGHT_GRAD))
     return (back, forward, weights) if turned else (forward, back, weights)

@@ -119,14 +119,19 @@ def _scalars(reading: LayerReading, holds: Held, played: tuple[float, float]) ->
         "guess_mib": played[0],
         "output_inplace": float(columns.outputs[columns.inplace].sum()),
     }
-    counts = np.bincount(columns.kinds, minlength=len(KINDS))
-    sums = np.bincount(columns.kinds, columns.outputs, len(KINDS))
-    found |= {f"count_{kind}": count for kind, count in zip(KINDS, counts, strict=True)}
-    found |= {f"output_{kind}": total for kind, total in zip(KINDS, sums, strict=True)}
+    found |= _by_kind(columns)
     scalars = np.log2(1.0 + np.array([found.get(name, 0.0) for name in FEATURES]))
     for name, value in _settings(described).items():
         scalars[PLACE[name]] = value
     return scalars.astype(np.float32)
+
+
+def _by_kind(columns: Columns) -> dict[str, float]:
+    """Number of layers of each kind, and the sum of their outputs."""
+    counts = np.bincount(columns.kinds, minlength=len(KINDS)).tolist()
+    sums = np.bincount(columns.kinds, columns.outputs, len(KINDS)).tolist()
+    found = {f"count_{kind}": count for kind, count in zip(KINDS, counts, strict=True)}
+    return found | {f"output_{kind}": total for kind, total in zip(KINDS, sums, strict=True)}
 
 
 def _without_views(columns: Columns) -> Columns:

@@ -18,10 +18,8 @@ from gpumemnet.training.samples import MEDIAN, QUANTILES, Numbers, Samples, Scal
 LEVELS = (0.9, 0.95, 0.99)  # levels of the bounds
 UNDER_COSTS = 10.0  # times an over-estimate: a failed task against unused memory
 UNDER_ALLOWED = 0.008  # share of the rows, at the operating point
-PLAIN_RANGE = (
-    QUANTILES.index(0.05),
-    QUANTILES.index(0.95),
-)  # the arithmetic is the median if it lies between these quantiles
+# The arithmetic is the median if it lies between these quantiles.
+PLAIN_RANGE = (QUANTILES.index(0.05), QUANTILES.index(0.95))
 PLAIN_MIB = 1500.0  # errors below it show the footprint without tensors
 POINTS = tuple(round(float(point), 3) for point in np.arange(0.5, 0.9901, 0.01))
 

@@ -144,11 +144,9 @@ def shown(batch: Batch, constants: Constants, card: Rates) -> dict[str, NDArray[
     sm = _part(total(works * wide + starts * _of(constants.starts_wide, like)) / step_s)
     passes = size * count * _of(constants.moved, kind) * size / (size + constants.cached_bytes)
     dram = _part(total(passes) / step_s / (card.dram_gbs * 1e9))
-    arithmetic = [
-        total(np.where((form == place) & (kind <= ATTENTION), flops * count, 0.0)) / (peak * 1e12 * step_s)
-        for place, peak in enumerate(card.peaks)
-    ]
     sm = np.minimum(sm, engine)
+    work = [np.where((form == place) & (kind <= ATTENTION), flops * count, 0.0) for place in range(len(card.peaks))]
+    arithmetic = [total(each) / (peak * 1e12 * step_s) for each, peak in zip(work, card.peaks, strict=True)]
     return {
         "sm_active": sm,
         "sm_occupancy": _part(total(works * wide * _of(constants.warps, kind)) / step_s),

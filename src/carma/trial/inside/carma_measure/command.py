@@ -211,8 +211,8 @@ def cases_in(path: str) -> list[Params]:
     return list(cases.values())
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, write rows.jsonl and constants.jsonl, and print the number of rows."""
+def make_parser() -> argparse.ArgumentParser:
+    """The options of the program."""
     parser = argparse.ArgumentParser(description="Measure the memory that libraries allocate on the first visible GPU.")
     parser.add_argument("--out", required=True, help="directory of the results")
     parser.add_argument("--limit-s", type=float, default=90.0, help="start no more cases after this time (default 90)")
@@ -221,7 +221,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dry", action="store_true", help="measure a few small cases on the CPU, without a GPU")
     parser.add_argument("--seed", type=int, default=SEED, help="seed of the plan")
     parser.add_argument("--only", help="measure only the cases of this file, such as rows.jsonl of an earlier run")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, write rows.jsonl and constants.jsonl, and print the number of rows."""
+    options = make_parser().parse_args(arguments)
     began = time.monotonic()
     deadline = began + options.limit_s
     os.makedirs(options.out, exist_ok=True)
