@@ -173,7 +173,7 @@ def test_too_few_cases_for_the_level_are_said() -> None:
     assert bound.level == 0.98
     assert "too few" in bound.warnings[0]
     nothing = bound_for(POINT, 0.0, "plain", 0.99, Scores(cases=()))
-    assert "nothing of this kind" in nothing.warnings[0]
+    assert "a quarter is added" in nothing.warnings[0]
 
 
 def test_benchmark_mode_is_promised_less() -> None:

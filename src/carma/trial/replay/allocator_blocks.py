@@ -1,4 +1,4 @@
-"""The blocks and pools that the model of the caching allocator works with: who is whose neighbour, which fits best."""
+"""Blocks and pools of the caching allocator's model: neighbours in a segment, and the best fit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Block:
     def __init__(self, address: int, size: int, stream: int, pool: Pool, segment: Segment | None) -> None:
         self.address, self.bytes, self.stream, self.pool, self.segment = address, size, stream, pool, segment
         self.requested = 0
-        self.in_use = False  # handed out, or returned and still waited for by another stream
+        self.in_use = False  # allocated, or freed and still awaited by another stream
         self.mapped = True
         self.previous: Block | None = None
         self.next: Block | None = None
@@ -71,7 +71,7 @@ class Block:
         other.next = self
 
     def take_in(self, neighbour: Block) -> None:
-        """Becomes one block with a neighbour, which is then no more."""
+        """Merges with a neighbour, which is then no longer used."""
         if neighbour is self.previous:
             self.address, self.previous = neighbour.address, neighbour.previous
             if self.previous is not None:
@@ -94,7 +94,7 @@ class Pool:
         self._unmapped: dict[int, list[tuple[int, Block]]] = {}
 
     def __iter__(self) -> Iterator[Block]:
-        """In torch's order: by stream, size, address. A copy, so that blocks may be removed on the way."""
+        """In torch's order: by stream, size, address. A copy, so that blocks may be removed meanwhile."""
         keys = [key for stream in sorted(self._order) for key in self._order[stream]]
         return iter([self._free[address] for _, address in keys])
 
@@ -109,7 +109,7 @@ class Pool:
         del self._free[block.address]
 
     def merge(self, block: Block) -> None:
-        """Joins a block with its free neighbours: mapped ones with mapped ones, unmapped ones with unmapped ones."""
+        """Merges a block with its free neighbours: mapped with mapped ones, unmapped with unmapped ones."""
         for neighbour in (block.previous, block.next):
             if neighbour is None or neighbour.in_use or neighbour.mapped != block.mapped:
                 continue
@@ -120,7 +120,7 @@ class Pool:
             block.take_in(neighbour)
 
     def best_fit(self, size: int, stream: int, *, by_growth: bool) -> Block | None:
-        """The smallest block that holds `size`; with expandable segments, by the size that a block could grow to."""
+        """The smallest block of at least `size`; with expandable segments, by the size that a block could grow to."""
         order = self._order.get(stream)
         if not order or (index := bisect_left(order, (size, -1))) == len(order):
             return None

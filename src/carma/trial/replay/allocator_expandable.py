@@ -1,4 +1,4 @@
-"""Expandable segments: one long virtual range per stream and pool, whose pages are mapped as they are needed."""
+"""Expandable segments: one long virtual range for each stream and pool, whose pages are mapped on demand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from carma.trial.replay.allocator_blocks import Block, Pool, Segment
 
 
 class ExpandableSegments:
-    """Maps and unmaps pages. Whether there is memory for a page is asked of `reserve`; `release` hears of it back."""
+    """Maps and unmaps pages. `reserve` says whether there is memory for a page, and `release` returns it."""
 
     def __init__(
         self,
@@ -21,11 +21,11 @@ class ExpandableSegments:
         release: Callable[[int], None],
     ) -> None:
         self._small_page_bytes, self._large_page_bytes = small_page_bytes, large_page_bytes
-        self._range_bytes = card_bytes + card_bytes // 8  # torch leaves an eighth for pages that move to the end
+        self._range_bytes = card_bytes + card_bytes // 8  # torch adds an eighth for pages that move to the end
         self._address_of, self._reserve, self._release = address_of, reserve, release
 
     def grow(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """A free block of at least `size`, taken out of its pool; None where the pages for it are not to be had."""
+        """A free block of at least `size`, removed from its pool; None if there is no memory for its pages."""
         block = self._room(pool, size, stream) or self._new_range(pool, stream)
         if not block.mapped and not self._map(block, min(block.bytes, size)):
             return None
@@ -33,13 +33,13 @@ class ExpandableSegments:
             following = block.next
             assert following is not None, "a block that was found to have room has a neighbour to grow into"
             if not self._map(following, min(size - block.bytes, following.bytes)):
-                return None  # what was mapped so far stays, as in torch
+                return None  # mapped pages stay mapped, as in torch
             block = following
         pool.remove(block)
         return block
 
     def unmap(self, block: Block) -> None:
-        """Gives back the pages that lie wholly inside a free block."""
+        """Releases the pages that are wholly inside a free block."""
         segment, pool = block.segment, block.pool
         assert segment is not None
         first, end = segment.page_up(block.address), segment.page_down(block.address + block.bytes)
@@ -62,7 +62,7 @@ class ExpandableSegments:
 
     @staticmethod
     def _room(pool: Pool, size: int, stream: int) -> Block | None:
-        """The lowest address at which free and unmapped blocks in a row have room for `size`."""
+        """The lowest address at which adjacent free and unmapped blocks have room for `size`."""
         for start in pool.unmapped(stream):
             before = start.previous
             first = before if before is not None and not before.in_use else start
@@ -85,7 +85,7 @@ class ExpandableSegments:
         return block
 
     def _map(self, block: Block, size: int) -> bool:
-        """Backs the front of an unmapped block with pages, and joins it with its free neighbours."""
+        """Maps pages at the front of an unmapped block, and merges it with its free neighbours."""
         segment, pool = block.segment, block.pool
         assert segment is not None
         mapped = segment.page_up(block.address + size) - block.address

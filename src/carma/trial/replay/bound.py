@@ -1,14 +1,13 @@
-"""From a figure to one that can be booked: a bound that holds with a stated probability.
+"""From an estimate to a bound that can be booked: it holds with a stated probability.
 
-The score of a measured case is log(measured / estimated footprint), divided by its scale: how far apart the replays lay
-that the estimate comes from. One-sided split conformal prediction: of n scores of cases like this one, the
-ceil((n + 1) · level)-th smallest, times this case's scale, is the margin; then a new case of the same kind stays under
-the bound with at least that probability. "Like this one" is a group: whether convolutions work, with which arithmetic.
-A group with too few scores for the level goes by the larger one that it belongs to.
+The score of a measured case is log(measured / estimated footprint), divided by its scale, which grows with the spread
+of the replays. One-sided split conformal prediction: of n scores of similar cases, the ceil((n + 1) · level)-th
+smallest, times this case's scale, is the margin; a new case of the same kind stays below the bound with at least that
+probability. Similar cases form a group: whether there are convolutions, and their arithmetic. A group with too few
+scores for the level uses those of the larger group that contains it.
 
-The scores are shipped (data/trace-scores.json; `python -m lab.tools.fit_bounds` makes them). They come from families
-that
-the model of workspaces did not know when it was asked.
+The scores are shipped (data/trace-scores.json; `python -m lab.tools.fit_bounds` writes them). They come from families
+that the model of workspaces did not know.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from carma.trial.report import Call, Report
 
 SCORES = Path(__file__).parent.parent / "data" / "trace-scores.json"
 SCALE = 0.05  # of a case whose replays agree
-STRETCH = 1.25  # cases of one family err together, so a new family strays further than a new case of a known one
-LEAST = 0.02  # margin: three steps do not show all that a week may bring
-NO_SCORES = 0.25  # margin where nothing was measured
+STRETCH = 1.25  # errors in one family are correlated, so a new family differs more than a new case of a known one
+LEAST = 0.02  # least margin: three steps do not show everything of a long run
+NO_SCORES = 0.25  # margin of a group without measurements
 PARENTS = {
     "conv-half": "conv",
     "conv-tf32": "conv",
@@ -35,7 +34,7 @@ PARENTS = {
     "guessed": "conv",
     "recurrent": "plain",
 }
-# What cudnn.benchmark tries depends on how empty the card is; under a limit it tries less. More is not promised.
+# Memory of cudnn.benchmark depends on free memory, and it tries less under a limit: higher levels are not promised.
 MOST_LEVEL = {"benchmark": 0.9}
 
 
@@ -54,12 +53,12 @@ class Scores(Record, frozen=True, kw_only=True):
     cases: tuple[Score, ...]
 
     def of(self, group: str) -> list[float]:
-        """In scales, ascending; those of the groups within it too."""
+        """In units of the scale, ascending; including those of the groups within it."""
         found = [case for case in self.cases if group in (case.group, PARENTS.get(case.group))]
         return sorted(case.score / (SCALE + case.spread) for case in found)
 
     def without(self, family: str) -> Scores:
-        """For judging: a case is never measured against its own family."""
+        """For evaluation: a case is never compared with its own family."""
         kept = tuple(case for case in self.cases if case.family != family)
         return Scores(format=self.format, source=self.source, cases=kept)
 
@@ -71,7 +70,7 @@ class Bound(Record, frozen=True, kw_only=True):
 
 
 def group_of(report: Report) -> str:
-    """The kind of case, most telling mark first."""
+    """The group of a case, by its most important property."""
     convolutions = [call for call in report.calls if call.op.startswith("conv")]
     if any("benchmark" in call.flags for call in convolutions):
         return "benchmark"
@@ -96,7 +95,7 @@ def bound_for(footprint_bytes: float, spread: float, group: str, level: float, s
 
 
 def _margin(scores: Scores, group: str, spread: float, level: float) -> tuple[float, float, tuple[str, ...]]:
-    """The margin, the level that it stands for, and what is to be said about it."""
+    """The margin, its level, and warnings about it."""
     largest = None
     for name in (group, PARENTS.get(group)):
         found = scores.of(name) if name is not None else []
@@ -106,9 +105,9 @@ def _margin(scores: Scores, group: str, spread: float, level: float) -> tuple[fl
         if found:
             largest = STRETCH * found[-1] * (SCALE + spread), round(len(found) / (len(found) + 1), 3)
     if largest is None:
-        return NO_SCORES, level, (f"nothing of this kind ({group}) was measured: a quarter is added",)
-    told = f"the bound rests on too few measured cases of its kind ({group}) for {100 * level:g} %"
-    return *largest, (f"{told}: it is for {100 * largest[1]:g} %",)
+        return NO_SCORES, level, (f"no case of this kind ({group}) was measured: a quarter is added",)
+    few = f"there are too few measured cases of this kind ({group}) for a bound at {100 * level:g} %"
+    return *largest, (f"{few}: its level is {100 * largest[1]:g} %",)
 
 
 @lru_cache(maxsize=1)
