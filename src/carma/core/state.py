@@ -1,9 +1,10 @@
 """The state of a server. Changed by `machine.step` alone.
 
-Two halves: what the log says (`tasks`, `gpus`, `drained`, ...), which a replay rebuilds exactly, and what is only seen
-(`live`, `tracks`, `usage`), which starts empty after a restart and fills with the next samples. The log (UseNoted) and
-the checkpoint carry a little of the second half along where forgetting it would cost: what an idle GPU takes, an
-attempt's peak and energy, and that it had settled.
+1. The logged part (`tasks`, `gpus`, `drained`, ...) and its indices: a replay rebuilds it exactly.
+2. The observed part (`live`, `tracks`, `usage`): it is empty after a restart and fills with the next samples. UseNoted
+   and the checkpoint keep what would be costly to lose: idle power, peaks and energy, and which attempts have settled.
+
+It holds no caches: whatever `propose` remembers lies outside (scheduling/verdict_cache.py).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Name = TypeVar("Name")
 
 
 class InvalidEvent(Exception):
-    """An event that cannot follow what happened before: a defect of whoever emitted it."""
+    """An event that contradicts the state: a defect of the code that emitted it."""
 
 
 class State:
@@ -43,27 +44,27 @@ class State:
         self.drained: dict[str, str] = {}
         self.last_gpu: GpuId | None = None
         self.overtaken: dict[TaskId, int] = {}
-        self.accounts = Accounts(rules)  # what users had, and hold now; also kept by `put`
-        # Indices over `tasks`, kept by `put`:
-        self.queue: list[QueueKey] = []  # queued and not held, in the order of their turn
-        self.fair_queue = FairQueue() if rules.fairness.enabled else None  # the same, with users taking turns
+        self.accounts = Accounts(rules)  # what users have used and hold now; updated by `put`
+        # Indices over `tasks`, updated by `put`:
+        self.queue: list[QueueKey] = []  # queued and not held, sorted
+        self.fair_queue = FairQueue() if rules.fairness.enabled else None  # the same with fair shares
         self.active: dict[TaskId, AttemptKey] = {}  # starting or running
         self.between_attempts: set[TaskId] = set()  # ended or recovering
-        self.preempting: set[TaskId] = set()  # running, and asked to save and leave
+        self.preempting: set[TaskId] = set()  # running, and asked to checkpoint and leave
         self.on_gpu: dict[GpuId, dict[AttemptKey, Placement]] = {}
-        self.dependents: dict[TaskId, set[TaskId]] = {}  # task -> those that depend on it
-        self.active_in_array: dict[TaskId, int] = {}  # array -> how many of it are active
+        self.dependents: dict[TaskId, set[TaskId]] = {}  # task -> tasks that depend on it
+        self.active_in_array: dict[TaskId, int] = {}  # array -> number of its active tasks
         self.impossible: dict[TaskId, Outcome] = {}  # waiting tasks that can never start, and why
         self.deadlines: list[tuple[float, TaskId]] = []  # sorted: when a time limit, or the warning before it, is due
         self.usable: tuple[Gpu, ...] = ()  # the GPUs that take tasks, largest first
         self.versions: dict[GpuId, int] = {}  # increased with every change that concerns the GPU; see `touch`
-        # AttemptOnGpu, not logged:
+        # Observed, not logged:
         self.live: dict[GpuId, Live] = {}
         self.tracks: dict[AttemptKey, Track] = {}
         self.idle_w: dict[GpuId, float] = {}  # lowest mean power of each GPU while it was unused
         self.usage: dict[tuple[int, GpuId], Hour] = {}  # by hour and GPU; see usage.py
         self.shown_on: dict[TaskId, set[GpuId]] = {}  # task -> GPUs whose newest sample shows its processes
-        # What `propose` has to check; a sample takes out what is not due any more:
+        # Candidates that `propose` checks; a sample removes those that are not due any more:
         self.over_booking: set[GpuId] = set()  # shared GPUs on which a task may hold more than it booked
         self.grown: set[TaskId] = set()  # active tasks whose peak memory may have to be stored
         self.settled: set[TaskId] = set()  # active tasks whose booking may shrink

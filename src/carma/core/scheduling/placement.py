@@ -37,16 +37,11 @@ def choose(
 
     `open_ones`: the candidates that are open to some task, where that is known.
     """
+    accepted = [one for one in (candidates if open_ones is None else open_ones) if one.open and one.takes(ask)]
     kept: dict[GpuId, Objection] = {}
-    accepted: list[Candidate] = []
-    for candidate in candidates if open_ones is None else open_ones:
-        if not candidate.open or not candidate.takes(ask):
-            continue
-        reason = None if kept_for is None else kept_for(candidate.view)
-        if reason is None:
-            accepted.append(candidate)
-        else:
-            kept[candidate.view.gpu.id] = reason
+    if kept_for is not None:
+        kept = {one.view.gpu.id: reason for one in accepted if (reason := kept_for(one.view)) is not None}
+        accepted = [one for one in accepted if one.view.gpu.id not in kept]
     objections: dict[GpuId, Objection] = {}
     ranked: list[Ranked] = []
     if accepted and (rank_all or len(accepted) >= ask.gpus):
