@@ -14,7 +14,7 @@ from gpumemnet.dataset.ranges import load_ranges
 from gpumemnet_fixtures.dataset_rows import config
 from tests.docs.markdown import blocks
 
-PAGE = Path(__file__).parents[2] / "docs" / "gpumemnet.md"
+PAGE = Path(__file__).parents[2] / "docs" / "gpumemnet-training.md"
 
 
 @pytest.fixture

@@ -140,15 +140,15 @@ def test_speed(tmp_path: Path) -> None:
     assert "| parser | GPT2-XL | 9 | 1.23 ms | 2.00 ms | 1.77 ms |" in made
     assert "| 2.25–2.4 ms |" in made
     assert "| session | GPT2-XL | 9 | 1.23 ms | 2.00 ms | - |" in made
-    assert "400 times each" in " ".join(made.split())
-    assert made.endswith("\nAll are within the aim.\n")
+    assert "400 repetitions" in " ".join(made.split())
+    assert made.endswith("\nAll times are within the aim.\n")
     for load, is_said in ((0.1, False), (3.0, True)):
         told = replace(report, machine=replace(report.machine, load_before=load))
         (tmp_path / "speed.json").write_bytes(msgspec.json.encode(told))
-        assert ("The machine had other work: a load of 3" in gpumemnet_tables.speed(tmp_path)) is is_said
+        assert ("The machine was busy: load 3" in gpumemnet_tables.speed(tmp_path)) is is_said
     slow = replace(timings[1], median_ms=2.5)
     (tmp_path / "speed.json").write_bytes(msgspec.json.encode(replace(report, timings=(timings[0], slow))))
-    assert gpumemnet_tables.speed(tmp_path).endswith("\nNot within the aim: inference of GPT2-XL.\n")
+    assert gpumemnet_tables.speed(tmp_path).endswith("\nSlower than the aim: inference of GPT2-XL.\n")
 
 
 def test_models_that_people_use(tmp_path: Path) -> None:
@@ -198,13 +198,13 @@ def test_the_example_asks_only_where_there_are_models(tmp_path: Path) -> None:
 
 def test_the_pages_config_can_be_read() -> None:
     """And is what the generator would have written, but for blanks and defaults."""
-    page = (ROOT / gpumemnet_tables.PAGE).read_text(encoding="utf-8")
+    page = (ROOT / gpumemnet_tables.TRAINING_PAGE).read_text(encoding="utf-8")
     (text,) = [block.text for block in blocks(page) if block.info == "json"]
     assert msgspec.json.decode(text.encode(), type=Config).shape == "residual"
 
 
 def test_the_pages_features_and_files_are_there() -> None:
-    page = (ROOT / gpumemnet_tables.PAGE).read_text(encoding="utf-8")
+    page = (ROOT / gpumemnet_tables.TRAINING_PAGE).read_text(encoding="utf-8")
     named = re.findall(r"^\| `([\w/]+\.py)` \|", page, re.MULTILINE)
     assert len(named) == 8
     for name in named:

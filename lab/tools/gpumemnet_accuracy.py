@@ -1,6 +1,6 @@
-"""What the folds of GPUMemNet have shown, as tables: from a report of `carma train --evaluate` to Markdown. Pure.
+"""The accuracy of GPUMemNet as Markdown tables, from a report of `carma train --evaluate`. Pure.
 
-Beside ours stands what was published. The accuracies are those of the paper's table; the shares of classes that were
+The tables compare with the publication. Its accuracies are those of the paper's table; its shares of classes that were
 too low follow from the confusion matrices in the authors' repository (itu-rad/GPUMemNet, Ensemble/k_fold_results).
 """
 
@@ -46,7 +46,7 @@ OF_CLASSES_GB = {"mlp": 2, "cnn": 8, "transformer": 8}  # where each class has a
 
 
 def short(report: Report) -> str:
-    """What ships, in a line for each model: what a user may expect."""
+    """One line for each shipped model: the accuracy that a user can expect."""
     lines = []
     for entry in _ordered(report):
         judged = _answer(entry, WIDTHS_GB[entry.family][0])
@@ -60,7 +60,7 @@ def short(report: Report) -> str:
 
 
 def published(report: Report) -> str:
-    """The published table with ours beside it, by the same classes: 40 GB and more are one."""
+    """The published results and ours, by the same classes: 40 GB and more are one."""
     found = {(entry.data, entry.learner): entry for entry in report.entries if entry.protocol == "folds"}
     lines = []
     for row in PUBLISHED:
@@ -78,7 +78,7 @@ def published(report: Report) -> str:
 
 
 def learners(report: Report) -> str:
-    """Every learner on the same folds, with the classes above 40 GB kept apart."""
+    """Every learner on the same folds; the classes above 40 GB are counted separately."""
     lines = []
     for entry in _ordered(report):
         for width in WIDTHS_GB[entry.family]:
@@ -98,7 +98,7 @@ def learners(report: Report) -> str:
 
 
 def points(report: Report) -> str:
-    """What the choice of the quantile gives and costs."""
+    """The accuracy at each operating point."""
     lines = []
     for entry in _ordered(report):
         if entry.learner in SERVED:
@@ -110,7 +110,7 @@ def points(report: Report) -> str:
 
 
 def shapes(report: Report) -> str:
-    """On shapes of networks that were left out, and the one that suffers most."""
+    """The accuracy on shapes of networks that were left out, and the worst shape."""
     lines = []
     for entry in _ordered(report, "shapes"):
         if judged := _answer(entry, WIDTHS_GB[entry.family][0]):
@@ -118,8 +118,8 @@ def shapes(report: Report) -> str:
             most = f"{worst}: {percent(accuracy)} right, {percent(under)} too low"
             width = f"{judged.classes.width_gb} GB"
             lines.append((DATA[entry.data], entry.learner, width, *_shares(judged.classes), most))
-    head = ("networks", "learner", "class", "right", "too low", "too high", "the shape that suffers most")
-    said = "Each shape of networks judged by models that have never seen it, at the chosen operating point:"
+    head = ("networks", "learner", "class", "right", "too low", "too high", "the worst shape")
+    said = "Each shape of networks, predicted by models that have never seen it, at the chosen operating point:"
     return f"{said}\n\n{table(head, lines)}" if lines else ""
 
 
@@ -130,11 +130,11 @@ def bounds(report: Report) -> str:
             for one in entry.bounds:
                 figures = (percent(one.level), percent(one.held), f"+{percent(one.over_share)}")
                 lines.append((DATA[entry.data], entry.learner, *figures))
-    return table(("networks", "estimator", "level", "held for", "above the footprint, on average"), lines)
+    return table(("networks", "estimator", "level", "held for", "mean excess over the footprint"), lines)
 
 
 def classes(report: Report) -> str:
-    """Precision and recall of each class, of the estimators that ship."""
+    """Precision and recall of each class, for the shipped estimators."""
     lines = []
     for entry in _ordered(report):
         judged = _compared_of(entry, OF_CLASSES_GB[entry.family])
@@ -147,13 +147,13 @@ def classes(report: Report) -> str:
 
 
 def data(report: Report) -> str:
-    """What was learned from."""
+    """The training data."""
     parts = []
     for name, one in report.data.items():
         least, most = one.footprints_mib
         figures = (f"{one.rows:,}", one.gpu, f"{least:,.0f} to {most:,.0f} MiB", _left(one.left_out))
         parts.append((DATA.get(name, name), *figures))
-    return table(("networks", "runs", "GPU", "footprints", "not learned from"), parts)
+    return table(("networks", "runs", "GPU", "footprints", "left out"), parts)
 
 
 def percent(part: float | None) -> str:
@@ -165,7 +165,7 @@ def _left(left_out: Mapping[str, int]) -> str:
 
 
 def _ordered(report: Report, protocol: str = "folds") -> Iterator[Entry]:
-    """The public data last, and of each data set the learners in the order of their names' list."""
+    """The public data comes last; the learners of each data set are in the order of NAMES."""
     known = [entry for entry in report.entries if entry.protocol == protocol and entry.data in DATA]
     return iter(sorted(known, key=lambda entry: (tuple(DATA).index(entry.data), NAMES.index(entry.learner))))
 
@@ -178,7 +178,7 @@ def _answer(entry: Entry, width_gb: int, *, merged: bool = False) -> Judged | No
 
 
 def _compared_of(entry: Entry, width_gb: int) -> Judged | None:
-    """As published: where footprints go beyond 40 GB, these are one class."""
+    """As published: footprints of 40 GB and more are one class."""
     return _answer(entry, width_gb, merged=True) or _answer(entry, width_gb)
 
 

@@ -1,8 +1,8 @@
-"""Puts the figures of GPUMemNet into the pages: `python -m lab.tools.gpumemnet_tables`.
+"""Writes the figures of GPUMemNet into the pages: `python -m lab.tools.gpumemnet_tables`.
 
-`--check` writes nothing and says whether they are up to date. A figure comes from a file of results, from the facts
-beside the models that ship, or from the program itself, asked here. It stands between two remarks of a page; where its
-file is not there, nothing may stand between them: no figure without a measurement.
+`--check` writes nothing and reports whether they are up to date. A figure comes from a file of results, from the facts
+of the shipped models, or from running the program. It is placed between two comments of a page. If its file is
+missing, the place stays empty: no figure without a measurement.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from tools.markdown import filled, renew
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results" / "gpumemnet"
 PAGE = "docs/gpumemnet.md"
+TRAINING_PAGE = "docs/gpumemnet-training.md"
 SHOWN = {
     "batch": "batch",
     "layers": "layers",
@@ -69,7 +70,7 @@ def _head(report: Report) -> str:
 
 
 def pictures(results: Path) -> str:
-    """Links to the confusion matrices that are there; from the page of the results beside them."""
+    """Links to the existing confusion matrices, relative to the page of results."""
     files = sorted(results.glob("confusion-*.png"))
     return "".join(f"- [{file.stem.removeprefix('confusion-').replace('-', ' ')}]({file.name})\n" for file in files)
 
@@ -91,24 +92,24 @@ def speed(results: Path) -> str:
         for timing in report.timings
     ]
     said = (
-        f"On one core of {report.machine.cpu}, {report.runs} times each, one sample at a time; "
-        f"{report.limit_ms:g} ms is the aim{_busy(report.machine)}:"
+        f"One core of {report.machine.cpu}, {report.runs} repetitions, one sample at a time; "
+        f"the aim is {report.limit_ms:g} ms{_busy(report.machine)}:"
     )
     missed = "; ".join(f"{one.part} of {one.of}" for one in report.timings if one.median_ms > report.limit_ms)
-    ends = _folded(f"Not within the aim: {missed}." if missed else "All are within the aim.")
+    ends = _folded(f"Slower than the aim: {missed}." if missed else "All times are within the aim.")
     return f"{_folded(said)}\n\n{table(('part', 'of', 'layers', 'median', 'p95', 'published'), lines)}\n{ends}\n"
 
 
 def zoo(results: Path) -> str:
-    """Every estimator on models that no generator made."""
+    """Every estimator on models in real use."""
     file = results / "zoo.json"
     if not file.exists():
         return ""
     comparison = read_comparison(file)
     runs = len({row.case for row in comparison.rows})
     said = (
-        f"{runs} training runs of models that people use, measured on an {comparison.gpu}, none of the generator's "
-        f"making. Bounds are at {100 * comparison.level:g} %; a formula has none, and is booked as it is:"
+        f"{runs} training runs of models in real use, measured on an {comparison.gpu}; none was generated. Bounds are "
+        f"at {100 * comparison.level:g} %. A formula has no bound; its result is booked:"
     )
     text = f"{_folded(said)}\n\n{table(('estimator', *ZOO), map(_summed, comparison.estimators))}"
     if comparison.networks:
@@ -117,7 +118,7 @@ def zoo(results: Path) -> str:
 
 
 def blind(results: Path) -> str:
-    """On rows that nobody had seen when the arithmetic and the models were made."""
+    """Rows that were measured after the arithmetic and the models were finished."""
     file = results / "blind.json"
     if not file.exists():
         return ""
@@ -137,13 +138,13 @@ def _summed(one: Summary) -> tuple[str, ...]:
 
 
 def ranges(_results: Path, models: Path = SHIPPED) -> str:
-    """Outside of these there is a refusal."""
+    """The ranges of the training data; outside of them an estimate is refused."""
     lines = [(accuracy.DATA[facts.family], *(_range(facts, name) for name in SHOWN)) for facts in _facts(models)]
     return table(("networks", *SHOWN.values()), lines) if lines else ""
 
 
 def _facts(models: Path) -> Iterator[Facts]:
-    """Of one model a family: both have seen the same runs."""
+    """The facts of one model of each family: both kinds were trained on the same runs."""
     for family in FAMILIES:
         files = (models / f"{family}-{kind}.json" for kind in SERVED.values())
         if file := next((file for file in files if file.exists()), None):
@@ -156,7 +157,7 @@ def _range(facts: Facts, name: str) -> str:
 
 
 def example(_results: Path, models: Path = SHIPPED) -> str:
-    """The page's own commands and what they print, with the models that ship."""
+    """The page's own commands and their output with the shipped models."""
     if not list(_facts(models)):
         return ""
     page = (ROOT / PAGE).read_text(encoding="utf-8")
@@ -199,12 +200,12 @@ PLACES = (
     Place(PAGE, "example", example),
     Place(PAGE, "short", _of_report(accuracy.short)),
     Place(PAGE, "ranges", ranges),
-    Place(PAGE, "published", _of_report(accuracy.published, with_head=True)),
-    Place(PAGE, "learners", _of_report(accuracy.learners)),
-    Place(PAGE, "points", _of_report(accuracy.points)),
-    Place(PAGE, "shapes", _of_report(accuracy.shapes)),
-    Place(PAGE, "bounds", _of_report(accuracy.bounds)),
-    Place(PAGE, "blind", blind),
+    Place(TRAINING_PAGE, "published", _of_report(accuracy.published, with_head=True)),
+    Place(TRAINING_PAGE, "learners", _of_report(accuracy.learners)),
+    Place(TRAINING_PAGE, "points", _of_report(accuracy.points)),
+    Place(TRAINING_PAGE, "shapes", _of_report(accuracy.shapes)),
+    Place(TRAINING_PAGE, "bounds", _of_report(accuracy.bounds)),
+    Place(TRAINING_PAGE, "blind", blind),
     Place(PAGE, "zoo", zoo),
     Place(PAGE, "speed", speed),
     Place("lab/results/gpumemnet/README.md", "data", _of_report(accuracy.data, with_head=True)),
@@ -214,7 +215,7 @@ PLACES = (
 
 
 def pages(root: Path = ROOT, results: Path = RESULTS, places: tuple[Place, ...] = PLACES) -> dict[Path, str]:
-    """Every page that has such figures, as it should be."""
+    """The required text of every page with such figures."""
     made: dict[Path, str] = {}
     for place in places:
         page = root / place.page
@@ -229,9 +230,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _busy(machine: Machine) -> str:
-    """What must be known to read a time."""
+    """The load of the machine, if it was too high for reliable times."""
     load, cores = machine.load_before, machine.cores
-    return f". The machine had other work: a load of {load:g} on {cores} cores" if load > QUIET else ""
+    return f". The machine was busy: load {load:g} on {cores} cores" if load > QUIET else ""
 
 
 def _span(least: float, most: float) -> str:

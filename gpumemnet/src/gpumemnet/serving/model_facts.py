@@ -5,7 +5,7 @@ returns memory in MiB; all scaling is inside. The estimator refuses what lies ou
 
 MLP-based: `scalars` float32 [n, S] -> `quantiles` float32 [n, Q].
 Transformer-based: `scalars`, `kinds` int64 [n, L, 3], `tokens` float32 [n, L, 3, T], `weights` float32 [n, L] (how many
-layers are equal; 0: padding) -> the same. Each layer comes with its two neighbours (`merged_layers`).
+layers are equal; 0: padding) -> the same. Each layer comes with its two neighbours (`model.merge`).
 
 S, T and the numbers of the kinds are those of `features`. The facts repeat them by name, so that a model that was
 learned from other features is refused.
