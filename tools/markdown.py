@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from carma_lab.markdown import table
+from carma_lab.reports.figure_list import table
 
 __all__ = ["GENERATED", "code", "filled", "paragraphs", "renew", "table"]
 

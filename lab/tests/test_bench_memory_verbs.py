@@ -22,8 +22,8 @@ from carma.trial.replay.conv_workspaces import SHIPPED, Learnt, Tree, shipped_mo
 from carma.trial.report import Call, write_events
 from carma_lab.bench.memory import compare, truth
 from carma_lab.bench.memory import comparison_file as written
-from carma_lab.bench.memory.interpreter import Interpreter, find_interpreter
 from carma_lab.bench.memory.queries import ZOO, Folds, chosen_estimators
+from carma_lab.bench.memory.truth import Interpreter, find_interpreter
 from tests.trials import described, events, report
 
 MIB = 1 << 20

@@ -13,8 +13,8 @@ from carma_lab.bench.paper.cases import Case, Results
 from carma_lab.bench.paper.variants import EXCLUSIVE
 from carma_lab.cli import progress_line as progress
 from carma_lab.cli.progress_line import AFTER_S, BETWEEN_S, Shown, simulating
+from carma_lab.simulator.occurrences import followed
 from carma_lab.simulator.request import Request, recorded, simulation
-from carma_lab.simulator.stalled import followed
 
 GONE = "\x1b[2K"  # the line is erased
 

@@ -21,7 +21,7 @@ from carma.core.model.values import AttemptKey, Placement, Record
 from carma.core.ports import Loaded
 from carma.core.state import State
 from carma.daemon import writer as writer_module
-from carma.daemon.clock import SteadyClock
+from carma.daemon.runtime import SteadyClock
 from carma.daemon.recovery_on_start import replay
 from carma.daemon.shell import Shell
 from carma.plugins import load_policy
@@ -84,7 +84,7 @@ class Daemon:
 async def daemon(store: MemoryStore | SqliteStore, state: State) -> AsyncIterator[Daemon]:
     time = Scripted()
     shell = make_shell(store, state)
-    shell.clock = SteadyClock(wall=lambda: 0.0, steady=time)
+    shell.clock = SteadyClock(wall=lambda: 0.0, monotonic=time)
     shell.proposing = True
     made = Daemon(shell, time)
     async with writing(shell, made.follow):

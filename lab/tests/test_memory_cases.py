@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import carma_lab.bench.memory.zoo as zoo
-from carma_lab.bench.memory.cases import Case, all_cases
-from carma_lab.bench.memory.model_list import LINEUP
+from carma_lab.bench.memory.cases import LINEUP, Case, all_cases
 from carma_lab.bench.memory.truth import INNER
 from carma_lab.bench.memory.zoo import history
 from carma_lab.bench.memory.zoo.case import options

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from carma_lab.bench.memory.interpreter import ZOO
-from carma_lab.bench.memory.truth import INNER
+from carma_lab.bench.memory.truth import INNER, ZOO
 from gpumemnet.dataset.torch_interpreter import environment
 
 LIMIT_S = 60.0

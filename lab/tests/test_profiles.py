@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from carma.traces.table import SHIPPED, find, read_table, shipped_table
-from carma_lab.bench.gpu import profile_meter, profiles
+from carma_lab.bench.gpu import profiles
 from carma_lab.bench.gpu.profile_tasks import TASKS
 from carma_lab.traces.writer import write_table
 from lab.tools import profile_tables
@@ -138,7 +138,7 @@ class FakeNvml:
     def __init__(self, offers: bool = True) -> None:
         self.offers = offers
         self.now = 0.0
-        for place, name in enumerate(profile_meter.METRICS.values()):
+        for place, name in enumerate(profiles.METRICS.values()):
             setattr(self, name, place)
 
     def nvmlInit(self) -> None: ...
@@ -178,8 +178,8 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     return fake
 
 
-def meter_of(nvml: FakeNvml) -> profile_meter.Meter:
-    return profile_meter.Meter(lambda: nvml.now)
+def meter_of(nvml: FakeNvml) -> profiles.Meter:
+    return profiles.Meter(lambda: nvml.now)
 
 
 def test_the_meter_reads_a_span(nvml: FakeNvml) -> None:
@@ -213,7 +213,7 @@ def test_a_card_without_gpm_still_tells_its_power(nvml: FakeNvml) -> None:
 
 def test_without_a_driver_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    meter = profile_meter.Meter()
+    meter = profiles.Meter()
     assert set(meter.between(meter.mark(), meter.mark(end=True)).values()) == {None}
     assert meter.about()["gpu"] is None
     assert meter.clocks_mhz() == {"sm_mhz": None, "memory_mhz": None}

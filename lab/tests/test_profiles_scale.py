@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from carma_lab.simulator.card_scaling import A100_40, COPY_REACHES, H200, Rates, Shown, scale
+from lab.tools.card_scaling import A100_40, COPY_REACHES, H200, Rates, Shown, scale
 
 PLAIN = replace(A100_40, curve=None)
 BUSY = Shown(

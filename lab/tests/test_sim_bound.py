@@ -12,7 +12,7 @@ from carma.errors import Refused, Usage
 from carma.traces import TraceTask, find
 from carma_lab.simulator import bound_sets
 from carma_lab.simulator import simulated_cards as cards
-from carma_lab.simulator.bound import LAUNCH_S, Bound, bound, lower_completion
+from carma_lab.simulator.bound import LAUNCH_S, Bound, bound
 from carma_lab.simulator.request import Request, simulation
 from carma_lab.simulator.simulation import Setup
 from lab_fixtures import small_simulations as sim_made
@@ -240,7 +240,6 @@ def test_the_published_heavy_trace_comes_near_its_bound() -> None:
     found = bound(trace, CARD, 4)
     assert found.arrivals_s < found.work_s <= found.late_s * (1.0 + 1e-12) < found.stages_s == found.makespan_s
     assert found.completion_mean_s > 1.5 * found.alone_mean_s
-    assert found.completion_mean_s == lower_completion(trace, CARD, 4)
     for policy in ("magm", "lug"):
         figures = simulation(Request(trace="heavy", policy=policy)).run()
         assert found.makespan_s <= figures.makespan_s < 1.4 * found.makespan_s

@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 import pytest
 
 from carma.core.scheduling.sharing_model import Mechanism, spread
-from carma_lab.simulator.noise import Noise
+from carma_lab.simulator.setup import Noise
 
 
 def _logs(tasks: int, rate: float, mechanism: Mechanism = "mps", scale: float = 1.0) -> list[float]:

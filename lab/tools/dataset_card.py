@@ -10,12 +10,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from carma_lab.markdown import table
 from gpumemnet.dataset.config import FAMILIES
 from gpumemnet.dataset.describe import Family, Range, describe, figure
 from gpumemnet.dataset.schema import COLUMNS
 from gpumemnet.dataset.table import read
-from tools.markdown import filled, renew
+from tools.markdown import filled, renew, table
 
 ROOT = Path(__file__).parents[2]
 CARD = ROOT / "gpumemnet" / "datasets" / "README.md"

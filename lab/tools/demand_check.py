@@ -21,7 +21,6 @@ from typing import Any
 
 from carma import __version__
 from carma.traces.table import SHIPPED, find
-from carma_lab.markdown import table
 from carma_lab.runs.figures import Figures, quantile
 from carma_lab.simulator import simulated_cards
 from carma_lab.simulator.request import Request, simulation
@@ -29,7 +28,7 @@ from carma_lab.simulator.simulation import Simulation
 from lab.tools import fit_power
 from lab.tools.profile_tables import Pair, figures_of, published_of
 from lab.tools.published import FIGURES, Solo
-from tools.markdown import filled
+from tools.markdown import filled, table
 
 SHOWN = ("sm_active", "sm_occupancy", "dram_active", "power_w")
 # Exclusive runs on four A100s, means over active samples; and MAGM with the measured peak over exclusive, with energy,

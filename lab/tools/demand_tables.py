@@ -18,11 +18,10 @@ from unittest.mock import patch
 from carma.core.model.values import Demand
 from carma.traces import TraceTask
 from carma.traces.table import SHIPPED
-from carma_lab.markdown import table
 from carma_lab.simulator.predicted_demand import odds_of, predict_demand, share_of
 from carma_lab.simulator.request import Request, simulation
 from carma_lab.simulator.simulation import Demands
-from tools.markdown import filled
+from tools.markdown import filled, table
 
 RESULTS, PAGE = Path("lab/results/gpumemnet/demand.json"), Path("docs/goodput.md")
 SEEDS = 6

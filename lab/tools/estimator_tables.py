@@ -17,8 +17,7 @@ from typing import NamedTuple
 from carma_lab.bench.memory.comparison_file import Comparison, read
 from carma_lab.bench.memory.figures import Summary
 from carma_lab.bench.memory.published18 import PUBLISHED
-from carma_lab.markdown import table
-from tools.markdown import filled, renew
+from tools.markdown import filled, renew, table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results" / "h200" / "memory"

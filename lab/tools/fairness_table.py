@@ -22,11 +22,10 @@ from msgspec.structs import replace
 from carma import __version__
 from carma.traces.schema import Trace
 from carma.traces.table import shipped_table
-from carma_lab.markdown import table
 from carma_lab.reports.fairness import Fairness, fairness
 from carma_lab.simulator.request import Request, simulation
 from carma_lab.traces.generate import Recipe, generate
-from tools.markdown import filled
+from tools.markdown import filled, table
 
 WRITTEN, PAGE = Path("lab/results/simulation/fairness.json"), Path("docs/fairness.md")
 GPUS, CARD, HOURS, SEEDS = 4, "a100-40", 8, 10

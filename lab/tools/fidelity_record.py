@@ -15,7 +15,7 @@ from carma.errors import CarmaError
 from carma.testing.private_daemon import PrivateDaemon, PrivateSettings
 from carma.wire.api_types import SubmitRequest
 from carma_lab.bench.machine import facts
-from carma_lab.cli.simulate_fidelity import show
+from carma_lab.cli.simulate_view import show
 from carma_lab.runs.from_server import recorded
 from carma_lab.runs.record import Run, write
 from carma_lab.simulator.fidelity import Fidelity, played

@@ -17,8 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from carma_lab.markdown import table
-from tools.markdown import filled, renew
+from tools.markdown import filled, renew, table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results"

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from carma_lab.markdown import table
 from gpumemnet.training.accuracy_report import Entry, Judged, Report
 from gpumemnet.training.main import PUBLIC
 from gpumemnet.training.names import NAMES, SERVED, WIDTHS_GB
 from gpumemnet.training.scores import Classes
+from tools.markdown import table
 
 DATA = {"mlp": "MLP", "cnn": "CNN", "transformer": "Transformer", PUBLIC: "MLP, public (A100)"}
 ANSWERS = ("operating", "class")  # the class that an estimator answers with; a classifier knows no other

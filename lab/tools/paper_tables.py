@@ -15,8 +15,7 @@ from typing import Any
 from carma_lab.bench.paper.cases import geo_mean
 from carma_lab.bench.paper.published import PUBLISHED
 from carma_lab.bench.paper.variants import FEW_GPUS
-from carma_lab.markdown import table
-from tools.markdown import filled, renew
+from tools.markdown import filled, renew, table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results" / "simulation" / "paper.json"

@@ -25,11 +25,10 @@ from carma.core.scheduling.explanation import waiting
 from carma.core.state import State
 from carma.traces.schema import Trace
 from carma.traces.table import shipped_table
-from carma_lab.markdown import table
 from carma_lab.runs.figures import TaskRun, quantile
 from carma_lab.simulator.request import Request, simulation
 from carma_lab.traces.generate import Recipe, generate
-from tools.markdown import filled
+from tools.markdown import filled, table
 
 WRITTEN, PAGE = Path("lab/results/simulation/preemption.json"), Path("docs/preemption.md")
 GPUS, CARD, SEEDS = 4, "a100-40", 10

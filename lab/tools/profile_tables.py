@@ -5,7 +5,7 @@
     python -m lab.tools.profile_tables --check lab/results/simulation/demands.json
 
 Reads lab/results/h200/profiles.json (`python -m carma_lab.bench.gpu.profiles`). The scaling and what it assumes is in
-lab/src/carma_lab/simulator/card_scaling.py; how long a step takes on the A100, its loader included, in
+lab/tools/card_scaling.py; how long a step takes on the A100, its loader included, in
 lab/src/carma_lab/bench/gpu/profile_tasks.py.
 
 What was published of each task alone on an A100 is in lab/results/a100/solo.csv; `--published` takes another such file,
@@ -31,12 +31,12 @@ import msgspec
 from carma.traces.schema import Trace, TraceTask
 from carma.traces.table import SHIPPED, find, read_table
 from carma_lab.bench.gpu.profile_tasks import TASKS, Task
-from carma_lab.markdown import table
 from carma_lab.simulator import simulated_cards
-from carma_lab.simulator.card_scaling import A100_40, H200, Rates, Scaled, Shown, scale
 from carma_lab.traces.writer import write_table
 from lab.tools import published as publishing
+from lab.tools.card_scaling import A100_40, H200, Rates, Scaled, Shown, scale
 from lab.tools.published import FIGURES, Solo
+from tools.markdown import table
 
 PROFILES = Path("lab/results/h200/profiles.json")
 RAMP_S = 20.0  # assumed. Published: what 50 such tasks hold 30 s after their first activity is what they hold at 200 s
@@ -171,7 +171,7 @@ def _beside(value: float, figure: str) -> str:
 
 def print_errors(pairs: Sequence[Pair], published: Mapping[str, Solo]) -> None:
     print("\nScaled less published, task by task alone on an A100. The scaling is not blind to such figures, power is")
-    print("fitted on them (lab/src/carma_lab/simulator/card_scaling.py).\n")
+    print("fitted on them (lab/tools/card_scaling.py).\n")
     rows = [
         (
             figure,

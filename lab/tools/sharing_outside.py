@@ -31,7 +31,7 @@ from scipy.stats import spearmanr  # type: ignore[import-untyped]
 from carma.core.model.values import Demand
 from carma.core.scheduling import sharing_model as sharing
 from carma.core.scheduling.sharing_model import Mechanism, progress_rates
-from carma_lab.simulator.card_scaling import Rates, Shown, scale
+from lab.tools.card_scaling import Rates, Shown, scale
 from lab.tools.fit_sharing import FOLDER, IDLE_W, LIMIT_W, MPS, load
 from lab.tools.sharing_forms import Array
 

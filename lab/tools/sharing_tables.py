@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from carma_lab.markdown import table
-from tools.markdown import filled, renew
+from tools.markdown import filled, renew, table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results" / "simulation" / "sharing.json"

@@ -13,6 +13,9 @@ from carma.core.model.units import show_s
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+from pathlib import Path
+
+from carma.errors import CarmaError, Usage
 
 AFTER_S = 1.0  # most simulations are done by then, and nothing flickers
 BETWEEN_S = 0.2
@@ -80,3 +83,23 @@ def _line(what: str, total: int) -> Progress:
     made = Progress(*columns, console=console, transient=True, auto_refresh=False, redirect_stdout=False)
     made.add_task(what, total=total, text="")
     return made
+
+
+def check_run_file(typed: str, force: bool, *, simulated: bool) -> None:
+    """An earlier run may be written over, but no real one by a simulated one; anything else is somebody's work."""
+    from carma_lab.runs.record import read
+    from gpumemnet.output_file import holds_something
+
+    if force or not holds_something(typed):
+        return
+    try:
+        there = read(Path(typed))
+    except CarmaError:
+        raise Usage(
+            f"{typed} is there and holds something else than a run", "Name another file, or add --force."
+        ) from None
+    if simulated and not there.about.simulated:
+        raise Usage(
+            f"{typed} is there and holds a real run, which no simulation brings back",
+            "Name another file, or add --force.",
+        )

@@ -9,7 +9,7 @@ import click
 
 from carma.cli.option_types import since_at, since_flag
 from carma.cli.verb import json_flag, verb
-from carma_lab.cli.run_file import check_run_file
+from carma_lab.cli.progress_line import check_run_file
 from gpumemnet.cli.output_file_option import (
     STDOUT,
     check_page,

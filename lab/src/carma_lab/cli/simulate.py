@@ -12,8 +12,7 @@ from click.core import ParameterSource
 from carma.cli.option_types import number, read_pairs, whole
 from carma.cli.verb import verb
 from carma.errors import Usage
-from carma_lab.cli.progress_line import simulating
-from carma_lab.cli.run_file import check_run_file
+from carma_lab.cli.progress_line import check_run_file, simulating
 from gpumemnet.cli.output_file_option import STDOUT, file_flag, force_flag, say_written
 
 EXAMPLES = """
@@ -99,7 +98,7 @@ def command(
         raise Usage("--solo needs --fidelity", "Example: --fidelity real.json --solo exclusive.json")
     import msgspec
 
-    from carma_lab.cli.simulate_view import show
+    from carma_lab.cli.simulate_view import show_figures
     from carma_lab.runs.record import write
     from carma_lab.simulator.request import Request, recorded, simulation
     from carma_lab.simulator.simulated_cards import find
@@ -125,7 +124,7 @@ def command(
                 found[name] = run.figures
     if out != STDOUT:
         on = f"{given['gpus']} x {find(given['gpu']).name}, {given['mechanism']}"
-        show(str(given["trace"]), on, found, as_json=as_json)
+        show_figures(str(given["trace"]), on, found, as_json=as_json)
     say_written(out)
     return 0
 
@@ -139,7 +138,7 @@ def _check_out(out: str, force: bool, as_json: bool) -> None:
 def _fidelity(
     ctx: click.Context, run: Path, solo: Path | None, out: str | None, noise: float, seed: int, as_json: bool
 ) -> int:
-    from carma_lab.cli.simulate_fidelity import compare
+    from carma_lab.cli.simulate_view import compare
 
     typed = tuple(
         option.opts[0]

@@ -1,15 +1,127 @@
-"""The figures of simulated runs, side by side."""
+"""`carma simulate --fidelity`: a recorded run beside the same run simulated."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
+import click
 import msgspec
 
-from carma.cli.output import Column, heading, print_json, print_table
-from carma.core.model.units import show_count
+from carma.cli.output import Column, heading, print_facts, print_json, print_table
+from carma.core.model.units import show_count, show_j, show_mib, show_s
+from carma.errors import Usage
+from carma_lab.cli.progress_line import simulating
 from carma_lab.reports.figure_list import LINES, Line, shown
 from carma_lab.runs.figures import Figures
+from carma_lab.runs.record import read, write
+from carma_lab.simulator.fidelity import AIMS, Fidelity, Gap, known_from, played
+from gpumemnet.cli.output_file_option import STDOUT, say_written
+
+HINT = "carma run-report --save FILE writes such a file."
+WORST = 5  # tasks that are shown
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+LABELS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "makespan_s": ("makespan", show_s),
+    "completion_mean_s": ("mean completion", show_s),
+    "completion_p95_s": ("p95 completion", show_s),
+    "wait_mean_s": ("mean wait", show_s),
+    "run_mean_s": ("mean run", show_s),
+    "ooms": ("out of memory", "{:.0f}".format),
+    "sm_active_mean": ("SM activity", _share),
+    "sm_occupancy_mean": ("SM occupancy", _share),
+    "dram_active_mean": ("DRAM activity", _share),
+    "memory_mib_mean": ("memory on a GPU", show_mib),
+    "energy_j": ("energy", show_j),
+}
+HOW = {"given": "from elsewhere", "alone": "ran alone here", "inferred": "worked out from this run"}
+
+
+def compare(
+    run: Path, solo: Path | None, out: str | None, *, noise: float, seed: int, typed: tuple[str, ...], as_json: bool
+) -> None:
+    """`typed`: options that make no sense beside --fidelity, as they were given."""
+    if typed:
+        raise Usage(
+            f"{', '.join(typed)}: a recorded run has its own",
+            "Beside --fidelity go --solo, --noise, --seed, --out and --json.",
+        )
+    known = None if solo is None else known_from(solo)
+    recorded = read(run, HINT)
+    with simulating(quiet=as_json or out == STDOUT) as follow:
+        tell = None if follow is None else functools.partial(follow, run.name)
+        found, again = played(recorded, known, noise=noise, seed=seed, tell=tell)
+    if out is not None:
+        write(again, out)
+    if out == STDOUT:
+        return
+    if as_json:
+        print_json(found)
+    else:
+        show(run.name, found)
+    say_written(out)
+
+
+def show(name: str, found: Fidelity) -> None:
+    about = found.about
+    heading(f"{name}: {show_count(len(found.tasks), 'task')} under {about.policy} on {about.gpus} x {about.gpu}")
+    columns = [Column(""), *(Column(title, right=True) for title in ("RECORDED", "SIMULATED", "ERROR", "AIM"))]
+    print_table(columns, [*(_row(gap) for gap in found.figures), *_of_tasks(found)])
+    click.echo()
+    solo = [f"{show_count(count, 'task')} {HOW[how]}" for how, count in found.solo.items()]
+    facts = [("solo times", "; ".join(solo)), *(("note", note) for note in found.notes)]
+    print_facts(facts)
+    click.echo()
+    _worst(found)
+
+
+def _row(gap: Gap) -> list[str]:
+    label, shown = LABELS[gap.figure]
+    values = ["-" if value is None else shown(value) for value in (gap.real, gap.simulated)]
+    return [label, *values, _percent(gap.error), "" if gap.aim is None else f"{100 * gap.aim:.0f} %"]
+
+
+def _of_tasks(found: Fidelity) -> list[list[str]]:
+    return [
+        ["completion of a task, median", "", "", _share(found.task_median), f"{100 * AIMS['task_median']:.0f} %"],
+        ["nine tasks of ten within", "", "", _share(found.task_p90), ""],
+        ["mean, with its sign", "", "", _percent(found.task_signed), ""],
+        ["speed of a task, mean size", "", "", "-" if found.speed_error is None else f"{found.speed_error:.3f}", ""],
+    ]
+
+
+def _percent(error: float | None) -> str:
+    return "-" if error is None else f"{round(100 * error, 1) + 0.0:+.1f} %"
+
+
+def _worst(found: Fidelity) -> None:
+    ordered = sorted(found.tasks, key=lambda task: -abs(task.error))[:WORST]
+    columns = [
+        Column("MOST OFF", flexible=True),
+        *(Column(title, right=True) for title in ("RECORDED", "SIMULATED", "ERROR", "ALONE", "SPEED", "SEEN")),
+        Column("SOLO TIME"),
+    ]
+    rows = [
+        [
+            f"{task.task} {task.name}",
+            show_s(task.real_s),
+            show_s(task.simulated_s),
+            _percent(task.error),
+            show_s(task.solo_s),
+            f"{task.rate:.2f}",
+            "-" if task.seen is None else f"{task.seen:.2f}",
+            task.solo,
+        ]
+        for task in ordered
+    ]
+    print_table(columns, rows)
+
 
 SHOWN = (
     *("makespan_s", "wait_mean_s", "wait_p95_s", "completion_mean_s", "completion_p95_s", "slowdown_mean"),
@@ -18,7 +130,7 @@ SHOWN = (
 FAILED = Line("failed", "FAILED TASKS", str)  # the first line if any task failed
 
 
-def show(trace: str, on: str, found: Mapping[str, Figures], *, as_json: bool) -> None:
+def show_figures(trace: str, on: str, found: Mapping[str, Figures], *, as_json: bool) -> None:
     """`on` names the cards; a short name such as `--gpu a100` does not."""
     if as_json:
         values = [{"trace": trace, "policy": name, **msgspec.to_builtins(one)} for name, one in found.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from carma.core.model.units import show_j, show_mib, show_s
@@ -82,3 +82,17 @@ def conditions(about: About) -> str:
         parts.append(f"seed {about.seed}")
     parts += [f"{name} = {value}" for name, value in about.settings.items()]
     return ", ".join(part for part in parts if part)
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "".join("| " + " | ".join(_cell(text) for text in line) + " |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """A bar would end the cell, a newline the row."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def figure(value: float | None, digits: int = 3) -> str:
+    return "" if value is None else f"{value:.{digits}f}"

@@ -84,18 +84,6 @@ def bound(
     )
 
 
-def lower_completion(
-    trace: Trace, card: Card, gpus: int, mechanism: Mechanism = "mps", tasks_per_gpu: int = 4,
-    launch_s: float = LAUNCH_S,
-) -> float:  # fmt: skip
-    """The mean completion alone, for those who do not need the makespan."""
-    _check(trace, card, gpus)
-    _, alone_s = _alone(trace, launch_s)
-    work = work_of(trace, tasks_per_gpu, launch_s)
-    sets = sets_of(work.kinds, card.memory_mib, tasks_per_gpu, mechanism)
-    return completion_mean_s(work, [each.prices for each in _priced(sets, work)[0]], gpus, alone_s)
-
-
 def _check(trace: Trace, card: Card, gpus: int, cap: float | None = None) -> None:
     if cap is not None and not 1.0 <= cap < np.inf:
         raise Usage(f"a slowdown cap of {cap:g}", "Give a number of at least 1, or none: nobody is faster than alone.")

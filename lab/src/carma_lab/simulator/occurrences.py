@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+from carma.core.model.events import AnyEvent
 from carma.core.model.outcome import Outcome
-from carma.core.model.values import AttemptKey, Record, TaskId
+from carma.core.model.units import show_count
+from carma.core.model.values import AttemptKey, Owner, Record, SaveSignal, TaskId, TaskSpec
+from carma.core.scheduling.explanation import waiting
+from carma.core.scheduling.queue_order import queued_ids
+from carma.core.state import State
+from carma.errors import Refused
+from carma.traces import TraceTask
+from carma_lab.runs.figures import Asked
 from carma_lab.simulator.simulated_server import RunningTask
+
+if TYPE_CHECKING:
+    from carma_lab.simulator.simulation import Simulation
 
 T = TypeVar("T")
 
@@ -77,3 +89,71 @@ class Ending(Record, frozen=True):
 
 
 Occurrence = Arrival | Started | FirstUse | Saved | EstimateReady | SampleDue | Wake | tuple[RunningTask, int]
+
+
+SIGNAL = 10
+GRACE_S = 120.0  # or twice what a save takes: none is too late here
+
+
+def signal_of(row: TraceTask) -> SaveSignal | None:
+    """What its submission declares."""
+    return SaveSignal(SIGNAL, max(GRACE_S, 2.0 * (row.save_s or 0.0))) if row.can_leave else None
+
+
+def saved_work_s(row: TraceTask, runner: RunningTask) -> float:
+    """How much of its work an attempt that ended leaves behind: all of it if it saved on a signal, else what its last
+    checkpoint has. An attempt that is told to stop, or that ran out of memory, saves nothing more."""
+    done_s = runner.done_s + runner.progress_s
+    if runner.saving and row.save_s is not None:
+        return done_s
+    if row.checkpoint_s <= 0.0:
+        return runner.done_s
+    return max(runner.done_s, done_s // row.checkpoint_s * row.checkpoint_s)
+
+
+def spec_of(row: TraceTask, asked: Asked) -> TaskSpec:
+    return TaskSpec(
+        command=(row.name,),
+        directory="/",
+        name=row.name,
+        gpus=row.gpus,
+        priority=asked.priority,
+        exclusive=asked.exclusive,
+        time_limit_s=asked.time_limit_s,
+        checkpoint=signal_of(row),
+    )
+
+
+def owner_of(user: str) -> Owner:
+    """The same number for the same name, in every run."""
+    uid = 1000 if not user else 1001 + sum(ord(letter) * 31**place for place, letter in enumerate(user)) % 60_000
+    return Owner(uid, uid, user or "user")
+
+
+EVERY = 256  # events: some hundredths of a second
+Tell = Callable[[int, int, float], None]  # tasks that have ended, all of them, simulated seconds
+
+
+def followed(made: Simulation, tell: Tell) -> Iterator[AnyEvent]:
+    """The events of that run; `tell` is called now and then, and at the end."""
+    total = len(made.trace.tasks)
+    for number, event in enumerate(made.events(), 1):
+        yield event
+        if number % EVERY == 0:
+            tell(len(made.runs), total, made.now)
+    tell(len(made.runs), total, made.now)
+
+
+NAMED = 5  # tasks
+
+
+def stalled(state: State, now: float) -> Refused:
+    """Nobody runs, all have arrived, and the line is not empty: the reason is that of the first in it."""
+    line = list(queued_ids(state, now))
+    named = ", ".join(map(str, line[:NAMED])) + (", …" if len(line) > NAMED else "")
+    count = f"{show_count(len(line), 'task')} {'waits' if len(line) == 1 else 'wait'} ({named})"
+    reason = waiting(state, now, line[:1])[line[0]]
+    return Refused(
+        f"nothing runs and nothing comes any more, and {count}. Task {line[0]}: {reason.sentence} ({reason.code})",
+        "The policy or the settings start it on no GPU, not even on an idle one.",
+    )

@@ -18,8 +18,8 @@ from carma_lab.runs.record import About, Run
 from carma_lab.simulator import estimate_sources as sources
 from carma_lab.simulator import simulated_cards as cards
 from carma_lab.simulator.estimate_sources import COLUMN_OF
+from carma_lab.simulator.occurrences import Tell
 from carma_lab.simulator.simulation import Demands, Setup, Simulation
-from carma_lab.simulator.stalled import Tell
 
 _BOOKINGS = "no task is stopped above its booking there, and no booking shrinks"
 _SAMPLES = "a sample is left out there while nothing changes"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import exp
+from random import Random
 from typing import Literal
+from zlib import crc32
 
 from msgspec.structs import replace
 
 from carma.core.model.settings import Rules
 from carma.core.model.values import GpuId, Record
 from carma.core.scheduling.placement import Policy
+from carma.core.scheduling.sharing_model import Mechanism, spread
 from carma_lab.runs import figures as result
 from carma_lab.simulator.estimate_sources import Source
 from carma_lab.simulator.simulated_cards import Card
@@ -50,3 +55,28 @@ def rules_for(setup: Setup) -> Rules:
     queue = replace(setup.rules.queue, misfits="end")
     sharing = replace(setup.rules.sharing, watchdog=setup.watchdog, mechanism=setup.mechanism)
     return replace(setup.rules, window=window, sharing=sharing, queue=queue)
+
+
+class Noise:
+    """Log-normal; `scale` 1: as wide as measured, 0: the model is the truth."""
+
+    def __init__(self, scale: float, seed: int, mechanism: Mechanism = "mps") -> None:
+        self._scale, self._seed, self._mechanism = scale, seed, mechanism
+        self._known: dict[tuple[str, ...], float] = {}
+
+    def factors(self, names: Sequence[str], rates: Sequence[float]) -> list[float]:
+        """Of the rates that the model says for tasks of these names that share a GPU."""
+        if self._scale == 0.0:
+            return [1.0] * len(names)
+        group = tuple(sorted(names))
+        return [
+            exp(self._scale * spread(rate, len(names), self._mechanism) * self._drawn((name, *group)))
+            for name, rate in zip(names, rates, strict=True)
+        ]
+
+    def _drawn(self, who: tuple[str, ...]) -> float:
+        """From the standard normal distribution."""
+        if who not in self._known:
+            text = "\0".join((str(self._seed), *who))
+            self._known[who] = Random(crc32(text.encode())).gauss(0.0, 1.0)
+        return self._known[who]

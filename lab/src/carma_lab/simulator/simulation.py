@@ -24,9 +24,6 @@ from carma.core.state_checkpoint import forget
 from carma.traces import Trace, TraceTask
 from carma_lab.runs import figures as result
 from carma_lab.runs.record import Course, GpuOf, Point, Server
-from carma_lab.simulator import arrivals as saving
-from carma_lab.simulator.arrivals import owner_of, spec_of
-from carma_lab.simulator.noise import Noise
 from carma_lab.simulator.occurrences import (
     Arrival,
     Ending,
@@ -37,15 +34,21 @@ from carma_lab.simulator.occurrences import (
     SampleDue,
     Saved,
     Started,
+    Tell,
     Wake,
+    followed,
+    owner_of,
+    saved_work_s,
+    spec_of,
+    stalled,
 )
 from carma_lab.simulator.past_runs import run_of
 from carma_lab.simulator.sampling import SimulatedSampler, sample_matters
 from carma_lab.simulator.setup import Demands as Demands
+from carma_lab.simulator.setup import Noise
 from carma_lab.simulator.setup import Setup as Setup
 from carma_lab.simulator.setup import rules_for as rules_for
 from carma_lab.simulator.simulated_server import RunningTask, SimulatedServer, build_gpus
-from carma_lab.simulator.stalled import Tell, followed, stalled
 from carma_lab.simulator.task_knowledge import TaskKnowledge
 
 MOST_IDLE_HEARTBEATS = 100  # heartbeats
@@ -91,10 +94,6 @@ class Simulation:
         self._course = (
             Course(boards, lambda: (len(self.state.active), len(self.state.queue))) if setup.watched else None
         )
-
-    def _task_counts(self) -> tuple[int, int]:
-        """Running and queued tasks."""
-        return len(self.state.active), len(self.state.queue)
 
     @property
     def course(self) -> tuple[Point, ...]:
@@ -281,9 +280,9 @@ class Simulation:
 
     def _keep(self, runner: RunningTask) -> None:
         """Stores the work that the next attempt need not repeat."""
-        saved_work_s = saving.saved_work_s(self._rows[runner.key.task], runner)
-        if saved_work_s > 0.0:
-            self._saved[runner.key.task] = saved_work_s
+        done_s = saved_work_s(self._rows[runner.key.task], runner)
+        if done_s > 0.0:
+            self._saved[runner.key.task] = done_s
 
     def _schedule(self, at: float, runner: RunningTask, version: int) -> None:
         self._heap.push(at, (runner, version))

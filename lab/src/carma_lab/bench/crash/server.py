@@ -38,7 +38,7 @@ PAUSE_S = 0.002
 FORK_SERVER = """
 import os, sys
 import carma.daemon.main, carma.daemon.api.application, carma.daemon.http.http_server, carma.daemon.housekeeping
-import carma.daemon.recovery_on_start, carma.daemon.startup.gpu_source, carma.estimate.combination
+import carma.daemon.recovery_on_start, carma.daemon.server, carma.estimate.combination
 import carma.launch.process, carma.store.sqlite
 import carma.vgpu.virtual_server, carma.vgpu.sampler, carma.plugins
 print("loaded", flush=True)

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import carma.trial
-from carma_lab.bench.gpu.profile_meter import MIB, Meter
-from carma_lab.bench.gpu.profiles import versions
+from carma_lab.bench.gpu.profiles import MIB, Meter, versions
 
 HERE = Path(__file__)
 INSIDE = Path(carma.trial.__file__).parent / "inside"

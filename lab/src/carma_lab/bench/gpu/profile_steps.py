@@ -70,7 +70,7 @@ def build(task: Task, place: Place) -> Steps:
 
 
 def _vision() -> Any:
-    return importlib.import_module("carma_lab.bench.memory.zoo.ops").import_torchvision()
+    return importlib.import_module("carma_lab.bench.memory.zoo.models_vision").import_torchvision()
 
 
 def _trained(model: Any, optimizer: Any, loss: Callable[[], Any], *, clips: bool = False) -> Launch:

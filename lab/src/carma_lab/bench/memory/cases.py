@@ -7,14 +7,16 @@ and large; nothing is estimated with it.
 
 from __future__ import annotations
 
+import csv
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
-from carma_lab.bench.memory.model_list import LINEUP, Entry
-
+FILE = Path(__file__).with_name("models.csv")
 CASES_OF_A_FAMILY = 6  # at the least, for the families that are not our own
 AIM_GIB = (0.8, 20.0)
 MOST_PIXELS = 512 * 224 * 224  # of a batch: more takes the CPU longer to make than the GPU to learn from
@@ -25,6 +27,48 @@ OPTIMIZERS = {
 }  # fmt: skip
 STATE_BYTES = {"sgd": 8, "momentum": 12, "rmsprop": 12, "adagrad": 12}  # for each weight, gradient included
 ACTIVATIONS = {"bf16-amp": 0.62, "fp16-amp": 0.62, "bf16": 0.52, "strict": 1.5}  # beside fp32 as 1
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """`lengths` are image sizes or sequence lengths; `most` and `least` limit the batch size.
+
+    Detection models pad and resize their images themselves, do not work in pure bf16, and return boxes in evaluation.
+    """
+
+    model: str
+    family: str
+    each_mib: float
+    weights_m: float
+    lengths: tuple[int, ...]
+    reference: int
+    per: Literal["image", "volume", "signal", "token", "row"]
+    cases: int
+    checkpoint: bool
+    channels_last: bool
+    padding: bool
+    evaluate: bool
+    without: tuple[str, ...]
+    most: int
+    least: int
+
+    def scaled_mib(self, length: int) -> float:
+        """What one sample adds at this length: images by area, volumes by content, signals and tokens in line."""
+        power = {"image": 2, "volume": 3, "signal": 1, "token": 1, "row": 0}[self.per]
+        if not length:
+            return self.each_mib
+        return self.each_mib * (length / self.reference) ** power
+
+
+def _entries() -> Iterator[Entry]:
+    lines = [line for line in FILE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    for row in csv.DictReader(lines):
+        cells: dict[str, Any] = dict(row)
+        cells |= {name: row[name].split() for name in ("lengths", "without")}
+        cells |= {name: row[name] == "yes" for name in ("checkpoint", "channels_last", "padding", "evaluate")}
+        yield msgspec.convert(cells, Entry, strict=False)
+
+
+LINEUP: tuple[Entry, ...] = tuple(_entries())
 
 
 class Case(msgspec.Struct, frozen=True):

@@ -29,9 +29,9 @@ from carma_lab.bench.memory.figures import (
     refusals,
     summarise,
 )
-from carma_lab.bench.memory.interpreter import Interpreter, find_interpreter
 from carma_lab.bench.memory.measured import Head, Measured, drawn, read_truth
 from carma_lab.bench.memory.queries import BEST, Asker, ClosingTrials, Folds, chosen_estimators, own_trials
+from carma_lab.bench.memory.truth import Interpreter, find_interpreter
 from carma_lab.bench.results_file import check_place, command_of, say, write
 
 SAVED_EVERY_S = 20.0

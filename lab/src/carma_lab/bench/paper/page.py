@@ -9,7 +9,7 @@ from typing import Any
 from carma_lab.bench.paper.claims import kept
 from carma_lab.bench.paper.published import OF_ALL
 from carma_lab.bench.paper.variants import PARTS
-from carma_lab.markdown import figure, table
+from carma_lab.reports.figure_list import figure, table
 from gpumemnet.directories import write_whole
 
 COLUMNS = ("makespan", "completion", "completion_p95", "wait", "run", "slowdown", "energy")

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from carma.core.model.values import Record
 from carma.errors import Refused, Usage
-from carma_lab.bench.paper import curves, limits, page, seeds, speed, tables, workloads
+from carma_lab.bench.paper import curves, limits, page, seeds, tables, workloads
 from carma_lab.bench.paper import paper_file as writing
 from carma_lab.bench.paper.cases import Follow, Results, to_stderr
 from carma_lab.bench.paper.plots import pictures
@@ -107,7 +107,7 @@ def _made(part: str, scope: Scope, results: Results, file: Path | None) -> dict[
             return limits.philly(scope, results, workloads.philly(file, seed=scope.seed))
         case _:
             whole = None if file is None else workloads.philly(file, LARGE, scope.seed)
-            return speed.work(scope, whole, to_stderr)
+            return limits.speed(scope, whole, to_stderr)
 
 
 def _tell(found: dict[str, Any], written: Sequence[Path]) -> None:

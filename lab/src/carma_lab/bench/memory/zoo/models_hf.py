@@ -120,7 +120,7 @@ MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 def make(name: str, args: argparse.Namespace) -> tuple[Any, Any, Any] | None:
     if name not in MODELS:
         return None
-    importlib.import_module("ops").import_torchvision()  # transformers looks for it
+    importlib.import_module("models_vision").import_torchvision()  # transformers looks for it
     library = importlib.import_module("transformers")
     config_name, model_name, kind, settings = MODELS[name]
     settings = dict(settings)

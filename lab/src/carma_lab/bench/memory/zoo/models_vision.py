@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ SEGMENTS = 21
 
 
 def make(name: str, args: argparse.Namespace) -> tuple[Any, Any, Any] | None:
-    vision = importlib.import_module("ops").import_torchvision()
+    vision = importlib.import_module("models_vision").import_torchvision()
     if name in vision.models.list_models(vision.models.segmentation):
         model = vision.models.get_model(name, weights=None, weights_backbone=None, num_classes=SEGMENTS)
         return model, lambda n: segment_batch(n, args.size), segment_loss
@@ -78,3 +79,28 @@ def detect_loss(model: Any, batch: Any) -> Any:
     images, targets = batch
     losses = model(images, targets)
     return sum(losses.values())
+
+
+DECLARED = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+_kept: list[Any] = []  # a library's declarations live as long as the object
+
+
+def import_torchvision() -> Any:
+    """The torchvision package, with its operators declared if nobody else declared them."""
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+    import torch
+
+    library = torch.library.Library("torchvision", "DEF")
+    for schema in DECLARED:
+        library.define(schema)
+    _kept.append(library)
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]  # a half imported package must not be found again
+    return importlib.import_module("torchvision")

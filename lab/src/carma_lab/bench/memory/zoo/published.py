@@ -51,7 +51,9 @@ def image_model(name: str) -> Any:
     if name == "xception":
         return importlib.import_module("models_xception").Xception(CLASSES)
     settings = {"aux_logits": False, "init_weights": False} if name == "inception_v3" else {}
-    return importlib.import_module("ops").import_torchvision().models.get_model(name, weights=None, **settings)
+    return (
+        importlib.import_module("models_vision").import_torchvision().models.get_model(name, weights=None, **settings)
+    )
 
 
 def train_images(args: argparse.Namespace) -> None:
@@ -74,7 +76,7 @@ def train_images(args: argparse.Namespace) -> None:
 def train_texts(args: argparse.Namespace) -> None:
     import torch
 
-    importlib.import_module("ops").import_torchvision()  # transformers looks for it
+    importlib.import_module("models_vision").import_torchvision()  # transformers looks for it
     library = importlib.import_module("transformers")
     config_name, model_name, settings = TEXTS[args.model]
     model = getattr(library, model_name)(getattr(library, config_name)(**settings)).to(args.device)

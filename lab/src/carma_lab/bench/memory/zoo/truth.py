@@ -64,7 +64,7 @@ def import_libraries() -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // 4))
-    vision = importlib.import_module("ops").import_torchvision()
+    vision = importlib.import_module("models_vision").import_torchvision()
     library = importlib.import_module("transformers")
     for name in ("case", "models_vision", "models_hf", *importlib.import_module("case").OWN):
         importlib.import_module(name)
