@@ -21,8 +21,8 @@ from carma.core.model.values import AttemptKey, Placement, Record
 from carma.core.ports import Loaded
 from carma.core.state import State
 from carma.daemon import writer as writer_module
-from carma.daemon.runtime import SteadyClock
 from carma.daemon.recovery_on_start import replay
+from carma.daemon.runtime import SteadyClock
 from carma.daemon.shell import Shell
 from carma.plugins import load_policy
 from carma.store.memory import MemoryStore

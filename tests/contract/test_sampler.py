@@ -12,10 +12,10 @@ from carma.monitor.dcgm import HostEngine
 from carma.monitor.dcgm_thread import DcgmThread
 from carma.monitor.nvml import NvmlSampler
 from carma.testing.sampler_contract import SamplerContract, SamplerSubject
-from carma.vgpu import fault_injection as faults
 from carma.vgpu import virtual_server as world
 from carma.vgpu.sampler import VirtualSampler
 from tests import scripted_dcgm
+from tests import virtual_faults as faults
 from tests.scripted_dcgm import ScriptedDcgm
 from tests.scripted_nvml import MIB, Card, ScriptedNvml
 

@@ -22,7 +22,7 @@ from carma.core.model.outcome import TimedOut
 from carma.core.model.values import Estimate, NoEstimate, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
 from carma.daemon.auth import Identity, require_owner
-from carma.daemon.clock import SteadyClock
+from carma.daemon.runtime import SteadyClock
 from carma.errors import NotAllowed, NotRunnable, StoreError, TooLarge, Usage
 from carma.estimate.combination import first_answer
 from carma.testing.builders import ALICE, BOB, World
@@ -323,7 +323,7 @@ def test_a_stale_socket_is_replaced(left_by: str) -> None:
 @pytest.mark.parametrize("jump_s", [-86_400.0, 86_400.0])
 def test_a_clock_that_jumps_ends_no_task_and_delays_none(jump_s: float) -> None:
     wall_at, steady_s = 1_000.0, 0.0
-    clock = SteadyClock(wall=lambda: wall_at, steady=lambda: steady_s)
+    clock = SteadyClock(wall=lambda: wall_at, monotonic=lambda: steady_s)
     world = World(1)
     task = world.submit(1_000, time_limit_s=60.0)
     world.now = clock.now()

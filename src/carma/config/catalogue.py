@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from functools import cache
 from typing import NamedTuple
@@ -11,6 +12,8 @@ from msgspec import inspect
 
 from carma.config.settings_tree import Settings
 from carma.core.model.units import parse_duration_s, parse_mib
+from carma.core.model.values import Record
+from carma.plugins import POLICIES, load_policy, names
 
 DEFAULT_USER = "default"  # all users without a value of their own
 _YES = frozenset({"true", "yes", "on", "1"})
@@ -154,3 +157,46 @@ def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
 
 def _plain(bound: float) -> str:
     return str(int(bound)) if bound == int(bound) else str(bound)
+
+
+# The settings that a policy declares.
+
+
+def policy_of(section: str) -> str | None:
+    """The registered policy with that name; environment variables have `_` for `-`."""
+    if section in sections():
+        return None
+    wanted = section.lower().replace("_", "-")
+    return next((name for name in names(POLICIES) if name.lower().replace("_", "-") == wanted), None)
+
+
+class PolicySettings:
+    """The settings of a policy form a section with its name: `[quiet-bus]` in a file, `--set quiet-bus.weight=0.5`,
+    `CARMA_QUIET_BUS__WEIGHT`. A policy is imported only if a setting of it is given, or if it is the policy in use and
+    its settings are shown."""
+
+    def __init__(self) -> None:
+        self._defaults: dict[str, Record | None] = {}
+
+    def defaults(self, policy: str) -> Record | None:
+        if policy not in self._defaults:
+            self._defaults[policy] = load_policy(policy).settings
+        return self._defaults[policy]
+
+    def of(self, policy: str) -> dict[str, Setting]:
+        defaults = self.defaults(policy)
+        return {} if defaults is None else settings_in(policy, defaults)
+
+    def find(self, name: str) -> Setting | None:
+        """The setting `quiet-bus.weight`; None if there is no such policy, or if it does not declare that setting."""
+        section, _, key = name.partition(".")
+        policy = policy_of(section)
+        return None if policy is None else self.of(policy).get(f"{policy}.{key}")
+
+    def nearest(self, name: str) -> str | None:
+        """The most similar setting of that policy."""
+        section, _, key = name.partition(".")
+        policy = policy_of(section)
+        if policy is None:
+            return None
+        return next(iter(difflib.get_close_matches(f"{policy}.{key}", self.of(policy), n=1)), None)

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from carma.config.catalogue import Setting, catalogue, read, sections
-from carma.config.policy_settings import PolicySettings, policy_of
+from carma.config.catalogue import PolicySettings, Setting, catalogue, policy_of, read, sections
 from carma.config.settings_tree import Settings
 from carma.core.model.values import Record
 from carma.errors import BadSettings, PluginError

@@ -27,9 +27,9 @@ from carma.core.model.task import Task
 from carma.core.model.values import AttemptKey, Frameworks, TaskId
 from carma.core.ports import Launcher, LaunchOrder
 from carma.core.state import State
-from carma.daemon.background_thread import BackgroundThread
 from carma.daemon.estimating.estimates import Estimates
 from carma.daemon.found_attempts import neighbours, past_run
+from carma.daemon.runtime import BackgroundThread
 from carma.daemon.shell import Shell
 from carma.errors import CarmaError, StoreError
 from carma.launch.confinement import needs_frameworks

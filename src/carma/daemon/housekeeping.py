@@ -18,7 +18,7 @@ from pathlib import Path
 
 from carma.core.model.units import show_count
 from carma.core.model.values import AttemptKey, TaskId
-from carma.daemon.background_thread import BackgroundThread
+from carma.daemon.runtime import BackgroundThread
 from carma.daemon.shell import Shell
 from carma.daemon.startup.home_directory import task_of
 from carma.launch.attempt_files import AttemptFiles

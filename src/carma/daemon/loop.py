@@ -26,9 +26,9 @@ from carma.core.ports import Sampler
 from carma.core.state import State
 from carma.core.telemetry.observation import to_watch
 from carma.daemon import found_attempts as finder
-from carma.daemon.background_thread import BackgroundThread
 from carma.daemon.daemon_log import ErrorLog, FaultLog
 from carma.daemon.executor import Executor
+from carma.daemon.runtime import BackgroundThread
 from carma.daemon.shell import Shell
 from carma.daemon.writer import Writer
 from carma.errors import StoreError

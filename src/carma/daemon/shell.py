@@ -23,8 +23,7 @@ from carma.core.model.task import Task
 from carma.core.model.values import TaskId, TaskSpec
 from carma.core.ports import Archive, Store
 from carma.core.state import State
-from carma.daemon.background_thread import BackgroundThread
-from carma.daemon.clock import SteadyClock
+from carma.daemon.runtime import BackgroundThread, SteadyClock
 from carma.daemon.subscribers import Subscribers, Subscription
 from carma.errors import CarmaError, NotFound
 from carma.paths import Paths

@@ -6,6 +6,7 @@ framework, and the watchdog. A guard is listed only where it holds. The note say
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from carma.core.model.settings import Sharing
@@ -15,10 +16,23 @@ from carma.errors import Refused
 from carma.launch.attempt_cgroups import CgroupLimits
 from carma.launch.memory_caps import framework_caps, without_hoarding
 from carma.launch.mps import MpsServers
-from carma.launch.mps_control import MpsFailed
+from carma.launch.mps_control import PIPE_VARIABLE, MpsFailed
+from carma.launch.process_tree import TOKEN_VARIABLE
 
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 THREADS_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+# CUDA joins whatever MPS answers in the default directory. A task that shares its GPUs as a plain process must not run
+# under an MPS server of the whole machine, which CARMA neither watches nor limits: in this directory nothing answers.
+NO_MPS_DIRECTORY = "/nonexistent/carma-mps"
+
+# A submission from inside another task or a Slurm job has its variables. Frameworks use them (a library that finds
+# SLURM_NTASKS starts a process group of that size), so they are removed. The array variables of Slurm are set
+# anew: scripts written for sbatch read them, and no framework uses them. CUDA_MPS_ names the submitter's own MPS server
+# and its limits: the server of a task is chosen at its launch.
+_REMOVED = (
+    *("SLURM_", "SLURMD_", "SRUN_", "CUDA_MPS_", "CARMA_TASK_ID", "CARMA_ATTEMPT", "CARMA_RESTART_COUNT"),
+    *("CARMA_PREEMPTED", "CARMA_ARRAY_ID", "CARMA_ARRAY_INDEX", TOKEN_VARIABLE),
+)
 
 
 class _Shared(NamedTuple):
@@ -123,3 +137,40 @@ def _refusal(order: LaunchOrder, why: str) -> Refused:
         f"this server runs tasks under MPS only (sharing.mechanism = mps), and MPS cannot be used: {why}",
         "Ask the administrator; carma doctor says what MPS needs, and auto falls back to time slicing.",
     )
+
+
+# The environment of a task.
+
+
+def task_environment(order: LaunchOrder, extra: Mapping[str, str]) -> dict[str, str]:
+    """`extra`, of the server, overrides the submitter's variables; those of GPUs and task override both."""
+    inherited = {name: value for name, value in order.spec.environment.items() if not name.startswith(_REMOVED)}
+    return {**inherited, **extra, **gpu_variables(order), **task_variables(order)}
+
+
+def gpu_variables(order: LaunchOrder) -> dict[str, str]:
+    """GPUs by UUID: an index means another card where another CUDA_VISIBLE_DEVICES is in force.
+
+    With PCI order the indices that a program prints agree with nvidia-smi. The list is set also if it is empty: without
+    the variable CUDA would use every GPU of the machine.
+    """
+    ids = ",".join(order.placement.gpus)
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        PIPE_VARIABLE: NO_MPS_DIRECTORY,  # under MPS the confiner overrides it
+        "CUDA_VISIBLE_DEVICES": ids,
+        "CARMA_GPUS": ids,
+        "CARMA_GPU_MEMORY_MIB": str(order.placement.booking.memory_mib),
+    }
+
+
+def task_variables(order: LaunchOrder) -> dict[str, str]:
+    own = {"CARMA_TASK_ID": str(order.key.task), "CARMA_ATTEMPT": str(order.key.attempt)}
+    own["CARMA_RESTART_COUNT"] = str(order.key.attempt - 1)
+    if order.preempted:
+        own["CARMA_PREEMPTED"] = "1"
+    if order.spec.array is not None:
+        array, index = str(order.spec.array.array), str(order.spec.array.index)
+        own |= {"CARMA_ARRAY_ID": array, "CARMA_ARRAY_INDEX": index}
+        own |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": index}
+    return own

@@ -13,7 +13,9 @@ import sys
 import time
 import uuid
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
+import carma
 from carma import procfs
 from carma.core.model.outcome import Failed, LaunchFailed, Lost, Outcome
 from carma.core.model.settings import Sharing
@@ -21,23 +23,25 @@ from carma.core.model.values import AttemptKey
 from carma.core.ports import AttemptReport, Confiner, LaunchOrder
 from carma.errors import CarmaError
 from carma.launch import attempt_records as records
-from carma.launch import runner
 from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.attempt_files import AttemptFiles, Claim, Started
 from carma.launch.command_process import CANNOT_START
-from carma.launch.confinement import GpuConfiner
+from carma.launch.confinement import GpuConfiner, task_environment
 from carma.launch.confinement_records import DEVICE_FILES, ConfinementRecords
-from carma.launch.environment import TOKEN_VARIABLE, task_environment
 from carma.launch.exit_outcome import ExitRecord, MpsState, judge_exit
 from carma.launch.mps import MpsServers
 from carma.launch.output_paths import named_outputs
-from carma.launch.process_tree import ProcessTrees
+from carma.launch.process_tree import TOKEN_VARIABLE, ProcessTrees
 from carma.launch.supervisor import NO_SPACE
 
 TAKEOVERS = 3  # how often an order is given again after a runner died before it started the command
 START_TIMEOUT_S = 60.0
 RUNNER_MARGIN_S = 30.0  # beyond the start-up timeout, which the runner itself enforces
 MAX_OUTPUT_MIB = 256
+# Isolated (-I -S), so that neither the user's PYTHONPATH nor anything in site-packages is loaded. The package's own
+# folder goes last on the path, behind the standard library.
+_RUNNER_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from carma.launch.supervisor import main; sys.exit(main())"
+RUNNER = (sys.executable, "-I", "-S", "-X", "utf8", "-c", _RUNNER_PROGRAM, str(Path(carma.__file__).parent.parent))
 STOPPING = frozenset((signals.SIGTERM, signals.SIGINT, signals.SIGKILL, signals.SIGQUIT, signals.SIGHUP))
 
 
@@ -152,8 +156,7 @@ class ProcessLauncher:
 
     def _spawn(self, key: AttemptKey, order: bytes) -> int:
         """The runner gets its order as a file in memory."""
-        assert runner.__file__ is not None
-        arguments = [sys.executable, "-I", "-S", "-X", "utf8", runner.__file__, self.files.path(key)]
+        arguments = [*RUNNER, self.files.path(key)]
         write = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         memory = os.memfd_create("carma-order", os.MFD_CLOEXEC)
         try:

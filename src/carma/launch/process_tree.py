@@ -16,9 +16,9 @@ from carma import procfs
 from carma.core.model.values import AttemptKey
 from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.attempt_files import Started
-from carma.launch.environment import TOKEN_VARIABLE
 from carma.procfs import Process
 
+TOKEN_VARIABLE = "CARMA_LAUNCH"
 KILL_ROUNDS = 20  # enough for anything but a fork bomb; a repeated request goes on
 
 Identity = tuple[int, int]  # pid and start time

@@ -51,7 +51,9 @@ class NotStarted(Exception):
         self.fields = fields
 
 
-def main(directory: str) -> int:
+def main() -> int:
+    """`python -I -S ... ATTEMPT_DIRECTORY` (launch/process.py): the exit status."""
+    directory = sys.argv[-1]
     order = read_order()
     settle()
     path = os.path.join(directory, "")

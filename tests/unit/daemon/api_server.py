@@ -36,9 +36,9 @@ from carma.core.state import State
 from carma.core.state_checkpoint import checkpoint, forget
 from carma.daemon.api.application import make_app
 from carma.daemon.auth import Authenticator, Peer, UserNames
-from carma.daemon.clock import SteadyClock
 from carma.daemon.http.http_server import HttpLimits, HttpServer
 from carma.daemon.http.socket_address import bind
+from carma.daemon.runtime import SteadyClock
 from carma.daemon.shell import Shell
 from carma.daemon.subscribers import Subscription
 from carma.paths import Paths

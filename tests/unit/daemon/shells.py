@@ -12,10 +12,10 @@ from carma.core.model.values import GpuUsage, Owner, TaskSpec
 from carma.core.ports import Estimator, Launcher
 from carma.core.state import State
 from carma.core.telemetry.measurements import Hour
-from carma.daemon.clock import SteadyClock
 from carma.daemon.estimating.estimates import Estimates
 from carma.daemon.executor import Executor, FindFrameworks
 from carma.daemon.probes.command_check import check_runnable
+from carma.daemon.runtime import SteadyClock
 from carma.daemon.shell import Shell
 from carma.daemon.writer import Follow, Writer
 from carma.store.memory import MemoryStore

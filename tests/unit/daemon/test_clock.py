@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carma.daemon.clock import SteadyClock
+from carma.daemon.runtime import SteadyClock
 
 
 class Hands:
@@ -15,7 +15,7 @@ class Hands:
         self.steady_s = 50.0
 
     def clock(self, speed: float = 1.0, not_before: float = 0.0) -> SteadyClock:
-        return SteadyClock(speed, not_before=not_before, wall=lambda: self.wall_at, steady=lambda: self.steady_s)
+        return SteadyClock(speed, not_before=not_before, wall=lambda: self.wall_at, monotonic=lambda: self.steady_s)
 
 
 def test_it_starts_at_the_wall_and_follows_the_monotonic_clock() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carma.daemon.startup.gpu_source import check_listed
+from carma.daemon.server import check_listed
 from carma.errors import BadSettings
 from carma.testing.builders import gpu
 

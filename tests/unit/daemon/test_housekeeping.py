@@ -14,7 +14,7 @@ import pytest
 
 from carma.core.model.values import AttemptKey, TaskId
 from carma.daemon import housekeeping
-from carma.daemon.background_thread import BackgroundThread
+from carma.daemon.runtime import BackgroundThread
 from carma.daemon.startup import systemd_unit as unit
 
 T = TypeVar("T")

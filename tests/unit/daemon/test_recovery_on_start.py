@@ -42,9 +42,9 @@ from carma.core.policies import exclusive
 from carma.core.ports import LaunchOrder
 from carma.core.state import State
 from carma.daemon import loop as loop_module
-from carma.daemon.clock import SteadyClock
 from carma.daemon.loop import Loop
 from carma.daemon.recovery_on_start import last_time, reconcile, replay
+from carma.daemon.runtime import SteadyClock
 from carma.daemon.shell import Shell
 from carma.store.memory import MemoryStore
 from carma.testing.fake_launcher import AT_ONCE, FOREVER, FakeLauncher, Plan

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from carma.core.model.values import ArrayPlace, Owner, TaskId
 from carma.core.ports import LaunchOrder
-from carma.launch.environment import task_environment
+from carma.launch.confinement import task_environment
 from carma.launch.output_paths import before_placeholders, named_outputs, unknown_placeholder
 from carma.testing.launcher_contract import order_of
 from tests.launch_orders import spec_of

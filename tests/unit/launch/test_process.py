@@ -19,8 +19,7 @@ from carma.core.model.outcome import Failed, Lost, OutOfMemory, Succeeded
 from carma.core.model.values import Owner, TaskSpec
 from carma.core.ports import AttemptReport
 from carma.launch import attempt_records as records
-from carma.launch import runner
-from carma.launch.process import ProcessLauncher
+from carma.launch.process import RUNNER, ProcessLauncher
 from carma.testing.launcher_contract import key, look, order_of, until, until_ended, until_running
 from tests.launch_orders import gone, read_pid, runner_of, shell, spec_of, tidy, until_file
 
@@ -175,7 +174,7 @@ def test_many_runners_for_one_order_start_one_process(place: Path, tmp_path: Pat
     """As if the daemon were killed just after each order."""
     launcher = ProcessLauncher(place, run_as_submitter=False)
     launcher.launch(order_of(shell("echo once >> starts; " + until_file(tmp_path / "go"), tmp_path)))
-    command = [sys.executable, "-I", "-S", str(runner.__file__), str(place / str(key()))]
+    command = [*RUNNER, str(place / str(key()))]
     others = [subprocess.Popen(command) for _ in range(4)]
     until_running(launcher, key())
     (tmp_path / "go").touch()

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from carma.errors import BadSettings, StoreError
-from carma.vgpu import fault_injection as faults
 from carma.vgpu import virtual_server as world
 from carma.vgpu.device import Device
 from carma.vgpu.device_state import VirtualProcess, World
 from carma.vgpu.sampler import VirtualSampler
+from tests import virtual_faults as faults
 
 LIMIT_S = 180.0
 Start = Callable[..., "subprocess.Popen[str]"]

@@ -11,11 +11,11 @@ import pytest
 from carma import procfs
 from carma.core.model.values import Demand
 from carma.core.scheduling.sharing_model import activity, engine_share
-from carma.vgpu import fault_injection as faults
 from carma.vgpu import virtual_server as world
 from carma.vgpu.device import Device, allocate, join
 from carma.vgpu.device_state import VirtualProcess
 from carma.vgpu.sampler import VirtualSampler
+from tests import virtual_faults as faults
 
 A, B = Demand(0.6, 0.3, 0.3), Demand(0.5, 0.2, 0.2)
 

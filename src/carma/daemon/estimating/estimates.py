@@ -20,9 +20,9 @@ from carma.core.model.settings import Memory
 from carma.core.model.units import show_s
 from carma.core.model.values import Estimate, Gpu, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, Estimator
-from carma.daemon.background_thread import BackgroundThread
 from carma.daemon.estimating.fingerprints import Fingerprint, Fingerprints
 from carma.daemon.estimating.user_rotation import UserRotation
+from carma.daemon.runtime import BackgroundThread
 from carma.estimate.combination import Answer, first_answer, split
 
 log = logging.getLogger("carma.daemon")

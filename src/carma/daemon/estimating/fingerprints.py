@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from carma.core.model.command_pattern import pattern
 from carma.core.ports import EstimateRequest
-from carma.daemon.background_thread import BackgroundThread
+from carma.daemon.runtime import BackgroundThread
 
 log = logging.getLogger("carma.daemon")
 

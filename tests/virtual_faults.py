@@ -1,4 +1,4 @@
-"""Makes virtual GPUs fail on purpose: `python -m carma.vgpu.fault_injection --dir D lost --gpu 1`; `clear` repairs.
+"""Makes virtual GPUs fail on purpose: `python -m tests.virtual_faults --dir D lost --gpu 1`; `clear` repairs.
 
 - lost: the GPU falls off the bus; its sample has a fault, and its tasks end with a CUDA error.
 - metrics: activity, power and energy are missing (None).
@@ -42,7 +42,7 @@ def _find(world: World, gpu: str | int) -> VirtualGpu:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m carma.vgpu.fault_injection", description="Make virtual GPUs fail, or repair them."
+        prog="python -m tests.virtual_faults", description="Make virtual GPUs fail, or repair them."
     )
     parser.add_argument("what", choices=[*KINDS, "clear"])
     parser.add_argument("--gpu", help="UUID or index; clear without it repairs all")
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             inject(device, options.what, options.gpu)
     except CarmaError as error:
-        print(f"carma.vgpu.fault_injection: {error}. {error.hint}".rstrip(), file=sys.stderr)
+        print(f"tests.virtual_faults: {error}. {error.hint}".rstrip(), file=sys.stderr)
         return error.exit_code
     return 0
 

@@ -1,13 +1,10 @@
-"""One background thread whose results arrive in the event loop.
-
-Unlike the threads of an executor, it never keeps the process from ending: a driver call or a plugin that hangs must
-not make `carma down` hang.
-"""
+"""The daemon's clock, and its threads."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -17,8 +14,38 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+class SteadyClock:
+    """Epoch seconds that never go back, whatever happens to the machine's clock.
+
+    The wall clock is read once, at the start; from there the monotonic clock is followed. On virtual GPUs, `speed` makes
+    time pass faster.
+    """
+
+    def __init__(
+        self,
+        speed: float = 1.0,
+        *,
+        not_before: float = 0.0,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`not_before`: the time of the last stored event. After a restart with an older wall clock, time continues
+        from there."""
+        self.speed = speed
+        self._monotonic = monotonic
+        self._origin_s = monotonic()
+        self._start_at = max(wall(), not_before)
+
+    def now(self) -> float:
+        return self._start_at + (self._monotonic() - self._origin_s) * self.speed
+
+
 class BackgroundThread:
-    """Runs calls one after the other, in the order in which they were given."""
+    """Runs calls one after the other, in the order in which they were given; the results arrive in the event loop.
+
+    Unlike the threads of an executor, it never keeps the process from ending: a driver call or a plugin that hangs must
+    not make `carma down` hang.
+    """
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
