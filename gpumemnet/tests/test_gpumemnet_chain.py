@@ -13,11 +13,11 @@ from carma.trial.layers.columns import Columns
 from carma.trial.layers.description import Described, Layer
 from carma.trial.layers.functions import find_unseen
 from carma.trial.layers.kinds import INDEX
-from carma.trial.layers.repeated_layers import spans_of
 from carma.trial.replay.allocator import CachingAllocator
 from carma.trial.replay.allocator_options import AllocatorOptions
 from gpumemnet.serving.caching_allocator import MIB, Block, Cache
 from gpumemnet.serving.features import PLACE, features
+from gpumemnet.serving.repeated_layers import spans_of
 from gpumemnet_fixtures.allocator_watch import layer, linear, model, played
 
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from carma.trial.layers.column_reading import LayerReading, read_layers
 from carma.trial.layers.columns import Columns, flags
-from carma.trial.layers.description import Described, Layer
+from carma.trial.layers.description import HALF, Described, Layer, slots_of
 from carma.trial.layers.kinds import FUNCTIONS, INDEX, KINDS, function_of, kind_of
-from carma.trial.layers.saved_tensors import HALF, IS_VIEW, MIB, Held, held, slots_of, temporaries_of
 from gpumemnet.serving.layer_chain import play
+from gpumemnet.serving.saved_tensors import IS_VIEW, MIB, Held, held, temporaries_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

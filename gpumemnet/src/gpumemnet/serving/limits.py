@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from carma.trial.layers.kinds import INDEX, KINDS
-from carma.trial.layers.saved_tensors import IS_VIEW
 from gpumemnet.serving.features import FEATURES, PLACE, SETTINGS, TOKEN, Family, Features
 from gpumemnet.serving.model import Model
 from gpumemnet.serving.model_facts import SHIPPED, Facts
+from gpumemnet.serving.saved_tensors import IS_VIEW
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,28 +8,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from carma.trial.layers.column_reading import LayerReading
-from carma.trial.layers.columns import shifted
-from carma.trial.layers.functions import find_next, find_scores, find_skips, find_sums
+from carma.trial.layers.column_reading import CAST, LayerReading
+from carma.trial.layers.columns import Columns, flags, shifted
+from carma.trial.layers.description import HALF, slots_of
+from carma.trial.layers.functions import find_sums
 from carma.trial.layers.kinds import INDEX
-from carma.trial.layers.repeated_layers import find_tied, spans_of
-from carma.trial.layers.saved_tensors import (
+from gpumemnet.serving.caching_allocator import SMALL
+from gpumemnet.serving.conv_scratch import scratch_of
+from gpumemnet.serving.repeated_layers import find_tied, spans_of
+from gpumemnet.serving.saved_tensors import (
     BACK_MORE,
-    CAST,
-    HALF,
     IS_VIEW,
     KEEPS_OUTPUT,
     KEPT_MORE,
     arriving_bytes,
-    slots_of,
+    keeping_of,
     temporaries_of,
 )
-from gpumemnet.serving.caching_allocator import SMALL
-from gpumemnet.serving.conv_scratch import scratch_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_IMAGES = flags("convolution", "grouped", "transposed", "batch_norm", "norm")
+_OF_SCORES = flags("dropout", "softmax")
 _COPIES_OF_A_VIEW = 2  # of its gradient, if a function overwrote it
 
 
@@ -60,11 +61,11 @@ class Sizes:
         self._reading, self.count = reading, columns.count
         self.amp = bool(described.autocast)
         came = self._arriving_bytes()
-        before = reading.basis.before.copy()
+        before = reading.before.copy()
         before[0] = True
         met = ~before & (columns.inputs > shifted(columns.outputs, 0.0))
         size = 2.0 if described.dtype in HALF else 4.0
-        self.half, self.half_loss = self.amp or size == 2.0, self.amp and reading.basis.each[-1] == 2.0
+        self.half, self.half_loss = self.amp or size == 2.0, self.amp and reading.each[-1] == 2.0
         first = prod(described.input) * 4 if described.input else _whole(columns.inputs[:1] * came[:1])[0, 0]
         self.first = int(first)
         self.last = int(columns.outputs[-1] * size)
@@ -106,18 +107,19 @@ class Sizes:
 
     def _kept(self, before: NDArray[np.bool_], came: NDArray[np.float64], met: NDArray[np.bool_]) -> None:
         """`came`: bytes of an element of the input. `met`: branches join before the layer."""
-        columns, basis, unseen = self._reading.columns, self._reading.basis, self._reading.unseen
+        columns, each, unseen = self._reading.columns, self._reading.each, self._reading.unseen
+        keeping = keeping_of(self._reading)
         kinds, elements = columns.kinds, columns.inputs
-        takes = (basis.takes & ~unseen.no_input) | unseen.new_input
+        takes = (keeping.takes & ~unseen.no_input) | unseen.new_input
         copied = self.amp * (CAST[kinds] * (came > 2.0) * 2.0 + (kinds == INDEX["norm"]) * (came < 4.0) * 4.0)
         new = takes & (~before | unseen.new_input) & (copied == 0)
         found = _whole(
-            columns.outputs * basis.each,
+            columns.outputs * each,
             elements * came,
             elements * copied * (takes | CAST[kinds]),
             np.where(new, elements * came, 0.0),
-            (columns.outputs * basis.inside + unseen.elements) * basis.each,
-            columns.outputs * basis.masks,
+            (columns.outputs * keeping.inside + unseen.elements) * each,
+            columns.outputs * keeping.masks,
             np.where(met & (copied > 0) & CAST[kinds], elements * came, 0.0),
         )
         self.outputs, self.inputs, self.copies, extras, inside, self.masks, self.joined = found.tolist()
@@ -131,10 +133,10 @@ class Sizes:
 
     def _branches(self, before: NDArray[np.bool_], met: NDArray[np.bool_], heads: float) -> None:
         columns, unseen, kinds = self._reading.columns, self._reading.unseen, self._reading.columns.kinds
-        is_view = IS_VIEW[kinds] | find_scores(columns, unseen.pairs * heads)
+        is_view = IS_VIEW[kinds] | _scores(columns, unseen.pairs * heads)
         is_sum = find_sums(kinds, before)
         self.is_view, self.is_sum = is_view.tolist(), is_sum.tolist()
-        self.before_sum = find_next(is_sum, is_view).tolist()
+        self.before_sum = _next_is_sum(is_sum, is_view).tolist()
         self.is_norm = (kinds == INDEX["norm"]).tolist()
         self.is_over = (columns.inplace & (kinds == INDEX["rectifier"])).tolist()
         self.is_met = met.tolist()
@@ -143,4 +145,35 @@ class Sizes:
         self.adds = [is_sum and place not in begins for place, is_sum in enumerate(self.is_sum)]
         self.pairs = (unseen.pairs * heads).astype(np.int64).tolist()
         self.drops = bool((kinds == INDEX["dropout"]).any())
-        self.fans, self.skips = unseen.fans, find_skips(columns, before)
+        self.fans, self.skips = unseen.fans, _skips(columns, before)
+
+
+def _next_is_sum(is_sum: NDArray[np.bool_], is_view: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Whether the next layer that is no view takes a sum of each layer's output and a shortcut."""
+    count = len(is_sum)
+    places = np.where(is_view, count, np.arange(count))
+    follows = np.append(np.minimum.accumulate(places[::-1])[::-1], count)[1:]
+    found: NDArray[np.bool_] = np.append(is_sum, False)[follows]
+    return found
+
+
+def _skips(columns: Columns, before: NDArray[np.bool_]) -> dict[int, int]:
+    """Layers that take the output of the layer before, joined with that of an earlier one, and which one that is."""
+    outputs, inputs = columns.outputs.tolist(), columns.inputs.tolist()
+    found: dict[int, int] = {}
+    images = _IMAGES[columns.kinds]
+    for place in np.flatnonzero(images & ~before).tolist():
+        other = inputs[place] - outputs[place - 1] if place else 0.0
+        if other > 0:
+            earlier = next((near for near in range(place - 2, -1, -1) if outputs[near] == other), None)
+            if earlier is not None:
+                found[place] = earlier
+    return found
+
+
+def _scores(columns: Columns, scores: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Dropouts and softmaxes of attention's scores: what they keep is counted with attention."""
+    sizes = set(scores[scores > 0].tolist())
+    is_score = [size in sizes for size in columns.outputs.tolist()] if sizes else False
+    found: NDArray[np.bool_] = _OF_SCORES[columns.kinds] & is_score
+    return found

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from carma.trial.layers.kinds import KINDS
-from carma.trial.layers.saved_tensors import MIB
 from gpumemnet.serving.features import PLACE
+from gpumemnet.serving.saved_tensors import MIB
 from gpumemnet.training.fit import Scaling, quantiles
 from gpumemnet.training.samples import QUANTILES, Floats
 

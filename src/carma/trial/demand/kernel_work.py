@@ -15,10 +15,9 @@ import numpy as np
 
 from carma.trial.layers.column_reading import LayerReading, read_layers
 from carma.trial.layers.columns import Columns
-from carma.trial.layers.description import Described, Layer
+from carma.trial.layers.description import HALF, Described, Layer, slots_of
 from carma.trial.layers.functions import find_sums
-from carma.trial.layers.kinds import INDEX, kind_of
-from carma.trial.layers.saved_tensors import HALF, TORCH_ATTENTION, slots_of
+from carma.trial.layers.kinds import INDEX, TORCH_ATTENTION, kind_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,13 +59,16 @@ class _Step:
         described = reading.described
         self.rows: list[tuple[float, ...]] = []
         self.tensors, self.inputs_wanted = 0, False
-        self._described, self._columns, self._unseen, self._basis = (
-            described, reading.columns, reading.unseen, reading.basis,
-        )  # fmt: skip
+        self._reading, self._described, self._columns, self._unseen = (
+            reading,
+            described,
+            reading.columns,
+            reading.unseen,
+        )
         self._amp, self._half = bool(described.autocast), described.dtype in HALF
         self._number = HALVES if self._amp or self._half else TF32 if tf32 else FP32
         self._heads = max(1.0, reading.heads)
-        self._sums = find_sums(reading.columns.kinds, reading.basis.before)
+        self._sums = find_sums(reading.columns.kinds, reading.before)
 
     def add(self, kernel: int, flops: float, size: float, blocks: float, launches: float, number: int = -1) -> None:
         number = self._number if number < 0 else number
@@ -79,7 +81,7 @@ class _Step:
 
     def layer(self, place: int, layer: Layer) -> None:
         columns, kind = self._columns, int(self._columns.kinds[place])
-        out, came, each = float(columns.outputs[place]), float(columns.inputs[place]), float(self._basis.each[place])
+        out, came, each = float(columns.outputs[place]), float(columns.inputs[place]), float(self._reading.each[place])
         weights, wide = float(columns.parameters[place]), max(1.0, float(columns.channels[place]))
         is_norm = kind in (INDEX["norm"], INDEX["batch_norm"])
         if weights:
@@ -109,7 +111,7 @@ class _Step:
 
     def _between(self, place: int, came: float, each: float) -> None:
         """Branches that join before a layer, and functions that are no modules."""
-        if place and not self._basis.before[place]:
+        if place and not self._reading.before[place]:
             self._elements(came, each, 3.0, 2.0)
         if self._unseen.elements[place] and not self._unseen.pairs[place]:
             self._elements(float(self._unseen.elements[place]), each)

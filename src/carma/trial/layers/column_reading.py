@@ -11,12 +11,17 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from carma.trial.layers.columns import Columns, inputs_of
-from carma.trial.layers.description import Described, Layer
+from carma.trial.layers.columns import Columns, flags, inputs_of, shifted
+from carma.trial.layers.description import HALF, Described, Layer
 from carma.trial.layers.functions import Unseen, find_unseen
-from carma.trial.layers.kinds import FUNCTIONS, INDEX, function_of, kind_of
+from carma.trial.layers.kinds import FUNCTIONS, INDEX, PRODUCTS, TORCH_ATTENTION, function_of, kind_of
 from carma.trial.layers.operators import layers_of
-from carma.trial.layers.saved_tensors import TORCH_ATTENTION, Basis, basis_of
+
+# Autocast computes products in half precision. _FOLLOWS keep the precision of their input; all others use 32 bits.
+CAST = flags(*PRODUCTS)
+_FOLLOWS = flags(
+    "activation", "rectifier", "dropout", "pooling", "max_pooling", "batch_norm", "shape", "merge", "upsampling"
+)
 
 
 class CannotTell(Exception):
@@ -29,7 +34,8 @@ class LayerReading:
 
     described: Described
     columns: Columns
-    basis: Basis
+    before: NDArray[np.bool_]  # whether a layer takes the output of the layer before it
+    each: NDArray[np.float64]  # bytes of an element of a layer's output
     unseen: Unseen
     heads: float  # of attention
     length: float  # of the sequence
@@ -46,9 +52,11 @@ def read_layers(described: Described) -> LayerReading:
         )
     described = layers_of(described)
     columns = columns_of(described)
-    basis = basis_of(described, columns)
-    unseen = find_unseen(columns, basis.before, described.batch or 1)
-    return LayerReading(described, columns, basis, unseen, *_attention(described, columns, unseen))
+    previous = shifted(columns.outputs, 0.0)
+    before: NDArray[np.bool_] = np.abs(columns.inputs - previous) <= 0.02 * previous
+    unseen = find_unseen(columns, before, described.batch or 1)
+    each = _element_bytes(described, columns)
+    return LayerReading(described, columns, before, each, unseen, *_attention(described, columns, unseen))
 
 
 def columns_of(described: Described) -> Columns:
@@ -158,6 +166,17 @@ def _takes_last(layer: Layer, kind: int) -> bool:
         return layer.kind not in _CHANNELS_FIRST
     is_of_rows = kind == INDEX["norm"] and _NORM_OF_ROWS.fullmatch(layer.kind) is not None
     return is_of_rows and layer.parameters in (0, wide, 2 * wide)
+
+
+def _element_bytes(described: Described, columns: Columns) -> NDArray[np.float64]:
+    """Of each layer's output."""
+    if described.dtype in HALF or not described.autocast:
+        return np.full(columns.count, 2.0 if described.dtype in HALF else 4.0)
+    # The last layer at or before each that decides: products give half precision, all but _FOLLOWS 32 bits.
+    decides = ~_FOLLOWS[columns.kinds] | (columns.names == "Softplus")
+    last = np.maximum.accumulate(np.where(decides, np.arange(columns.count), -1))
+    half = (last >= 0) & CAST[columns.kinds[np.maximum(last, 0)]]
+    return np.where(half, 2.0, 4.0)
 
 
 def _attention(described: Described, columns: Columns, unseen: Unseen) -> tuple[float, float]:

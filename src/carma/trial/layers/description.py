@@ -43,12 +43,18 @@ class Described(Record, frozen=True, kw_only=True):
     config: dict[str, str] = {}  # of a Hugging Face model: model_type, hidden_size, num_hidden_layers, vocab_size …
 
 
+HALF = ("float16", "bfloat16")
 _BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def bytes_each(dtype: str) -> int | None:
     """Bytes of one element of a torch data type; None for a type that is not known."""
     return _BYTES.get(dtype.removeprefix("torch."))
+
+
+def slots_of(described: Described) -> int:
+    """Tensors of the optimizer for each weight. Adam's two if unknown: the most common number, and the largest."""
+    return 2 if described.optimizer_slots is None else described.optimizer_slots
 
 
 class TrainingOptions(Record, frozen=True, kw_only=True):

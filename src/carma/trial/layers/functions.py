@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from carma.trial.layers.columns import Columns, flags, shifted
-from carma.trial.layers.kinds import INDEX
+from carma.trial.layers.kinds import INDEX, TORCH_ATTENTION
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -165,7 +165,7 @@ def find_unseen(columns: Columns, before: NDArray[np.bool_], batch: int) -> Unse
     no_input[seen] = finder.no_input
     new_input[seen] |= finder.new_input
     # Torch's own module never stores its scores.
-    writes = (columns.kinds == INDEX["attention"]) & (columns.names != "MultiheadAttention")
+    writes = (columns.kinds == INDEX["attention"]) & (columns.names != TORCH_ATTENTION)
     pairs: NDArray[np.float64] = np.where(writes, columns.rows * columns.rows / batch, 0.0)
     pairs[seen] += finder.pairs
     where = seen.tolist()
@@ -179,35 +179,4 @@ def find_sums(kinds: NDArray[np.int64], before: NDArray[np.bool_]) -> NDArray[np
     others = np.maximum.accumulate(np.where(_HANDS_ON[kinds], -1, np.arange(len(kinds))))
     last = shifted(others, -1)  # the last layer before each that is not one of these
     found: NDArray[np.bool_] = (kinds == INDEX["norm"]) & (last >= 0) & _PRODUCTS[kinds[last]] & before
-    return found
-
-
-def find_next(is_sum: NDArray[np.bool_], is_view: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whether the next layer that is no view takes a sum of each layer's output and a shortcut."""
-    count = len(is_sum)
-    places = np.where(is_view, count, np.arange(count))
-    follows = np.append(np.minimum.accumulate(places[::-1])[::-1], count)[1:]
-    found: NDArray[np.bool_] = np.append(is_sum, False)[follows]
-    return found
-
-
-def find_skips(columns: Columns, before: NDArray[np.bool_]) -> dict[int, int]:
-    """Layers that take the output of the layer before, joined with that of an earlier one, and which one that is."""
-    outputs, inputs = columns.outputs.tolist(), columns.inputs.tolist()
-    found: dict[int, int] = {}
-    images = (_CONVOLUTIONS | _NORMS)[columns.kinds]
-    for place in np.flatnonzero(images & ~before).tolist():
-        other = inputs[place] - outputs[place - 1] if place else 0.0
-        if other > 0:
-            earlier = next((near for near in range(place - 2, -1, -1) if outputs[near] == other), None)
-            if earlier is not None:
-                found[place] = earlier
-    return found
-
-
-def find_scores(columns: Columns, scores: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Dropouts and softmaxes of attention's scores: what they keep is counted with attention."""
-    sizes = set(scores[scores > 0].tolist())
-    is_score = [size in sizes for size in columns.outputs.tolist()] if sizes else False
-    found: NDArray[np.bool_] = _BETWEEN[columns.kinds] & is_score
     return found

@@ -10,6 +10,8 @@ KINDS = (
     "pooling", "max_pooling", "embedding", "attention", "softmax", "shape", "upsampling", "merge", "other",
 )  # fmt: skip
 INDEX = {name: place for place, name in enumerate(KINDS)}
+PRODUCTS = ("linear", "convolution", "grouped", "transposed", "attention")
+TORCH_ATTENTION = "MultiheadAttention"
 
 # The first match counts. Recurrent layers are not in the data, so models with them are refused.
 _RULES = tuple(

@@ -1,8 +1,8 @@
-"""Plain arithmetic: what each layer keeps for the backward pass, as far as a list of layers shows it.
+"""What each layer keeps for the backward pass, as far as a list of layers shows it.
 
 Some layers keep their input (a convolution), some their output (ReLU). The size of an input follows from the weights:
-if it is larger than the output of the layer before, branches have joined. `gpumemnet.serving.layer_chain` simulates
-when these tensors are allocated and freed. What the list does not show is left to the learned models.
+if it is larger than the output of the layer before, branches have joined. `layer_chain` simulates when these tensors
+are allocated and freed. What the list does not show is left to the learned models.
 """
 
 from __future__ import annotations
@@ -14,33 +14,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from carma.trial.layers.column_reading import CAST, LayerReading
 from carma.trial.layers.columns import NEAR, Columns, flags, shifted
-from carma.trial.layers.description import Described
-from carma.trial.layers.kinds import INDEX, KINDS
-from carma.trial.layers.repeated_layers import spans_of
+from carma.trial.layers.description import HALF, Described, slots_of
+from carma.trial.layers.kinds import INDEX, KINDS, PRODUCTS, TORCH_ATTENTION
+from gpumemnet.serving.repeated_layers import spans_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from carma.trial.layers.column_reading import LayerReading
-
 MIB = 1 << 20
-HALF = ("float16", "bfloat16")
-_PRODUCTS = ("linear", "convolution", "grouped", "transposed", "attention")
-KEEPS_INPUT = flags(*_PRODUCTS, "batch_norm", "norm", "activation", "pooling", "max_pooling", "other")
+KEEPS_INPUT = flags(*PRODUCTS, "batch_norm", "norm", "activation", "pooling", "max_pooling", "other")
 KEEPS_OUTPUT = flags("rectifier", "softmax", "attention")
 IS_VIEW = flags("shape")
-# Autocast computes products in half precision. _FOLLOWS keep the precision of their input; all others use 32 bits.
-CAST = flags(*_PRODUCTS)
-_FOLLOWS = flags(
-    "activation", "rectifier", "dropout", "pooling", "max_pooling", "batch_norm", "shape", "merge", "upsampling"
-)
 _WHOLE_SAMPLES = re.compile(r"\w*(DropPath|StochasticDepth|DropConnect)\w*")
 MASK_BYTES = np.array([{"dropout": 1.0, "max_pooling": 8.0}.get(kind, 0.0) for kind in KINDS])
 # Inside an attention layer: queries, keys, values and their weighted sum, beside the output itself. Torch's own module
 # swaps batch and sequence, and keeps the copies.
 _INSIDE, _INSIDE_TORCH = 4.0, 5.0
-TORCH_ATTENTION = "MultiheadAttention"
 # Softsign is a quotient and keeps its denominator beside its input; so do the parts of GELUs that are written out.
 KEPT_MORE = {"Softsign": 1, "QuickGELUActivation": 1, "QuickGELU": 1, "NewGELUActivation": 3, "FastGELUActivation": 5}
 BACK_MORE = {"Softsign": 4, "PReLU": 1, "Tanhshrink": 1}  # needed for a moment by the backward pass
@@ -59,48 +50,27 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Basis:
+class Keeping:
     """The facts about each layer from which sums and steps are computed."""
 
-    before: NDArray[np.bool_]  # whether it takes the output of the layer before it
-    each: NDArray[np.float64]  # bytes of an element of its output
     takes: NDArray[np.bool_]  # whether it keeps its input
     inside: NDArray[np.float64]  # elements that it keeps inside, for each element of its output
     masks: NDArray[np.float64]  # bytes of its mask, for each element of its output
 
 
-def basis_of(described: Described, columns: Columns) -> Basis:
-    previous = shifted(columns.outputs, 0.0)
-    before: NDArray[np.bool_] = np.abs(columns.inputs - previous) <= 0.02 * previous
+def keeping_of(reading: LayerReading) -> Keeping:
+    columns = reading.columns
     inside = np.where(columns.names == TORCH_ATTENTION, _INSIDE_TORCH, _INSIDE)
-    return Basis(
-        before=before,
-        each=_element_bytes(described, columns),
-        takes=_takes_input(described, columns, before),
+    return Keeping(
+        takes=_takes_input(reading.described, columns, reading.before),
         inside=np.where(columns.kinds == INDEX["attention"], inside, 0.0),
         masks=_mask_bytes(columns),
     )
 
 
-def slots_of(described: Described) -> int:
-    """Adam's two if they are unknown: the most common number, and the largest."""
-    return 2 if described.optimizer_slots is None else described.optimizer_slots
-
-
 def temporaries_of(described: Described) -> float:
     plain = described.optimizer.lower()
     return 1.0 if plain == "sgd" and slots_of(described) else _TEMPORARIES.get(plain, 1.0)
-
-
-def _element_bytes(described: Described, columns: Columns) -> NDArray[np.float64]:
-    """Of each layer's output."""
-    if described.dtype in HALF or not described.autocast:
-        return np.full(columns.count, 2.0 if described.dtype in HALF else 4.0)
-    # The last layer at or before each that decides: products give half precision, all but _FOLLOWS 32 bits.
-    decides = ~_FOLLOWS[columns.kinds] | (columns.names == "Softplus")
-    last = np.maximum.accumulate(np.where(decides, np.arange(columns.count), -1))
-    half = (last >= 0) & CAST[columns.kinds[np.maximum(last, 0)]]
-    return np.where(half, 2.0, 4.0)
 
 
 def _mask_bytes(columns: Columns) -> NDArray[np.float64]:
@@ -119,14 +89,14 @@ def _drops_samples(name: str) -> bool:
 
 def arriving_bytes(reading: LayerReading) -> NDArray[np.float64]:
     """Of an element of each layer's input. Joined branches take the widest format among them."""
-    columns, basis = reading.columns, reading.basis
-    came = shifted(basis.each, basis.each[0])
+    columns = reading.columns
+    came = shifted(reading.each, reading.each[0])
     if not reading.described.autocast:
         return came
     came[0] = 4.0
     outputs, inputs = columns.outputs.tolist(), columns.inputs.tolist()
     known = {inputs[0]: 4.0}
-    for place in np.flatnonzero(~basis.before).tolist():
+    for place in np.flatnonzero(~reading.before).tolist():
         if place and inputs[place] > outputs[place - 1]:
             other = inputs[place] - outputs[place - 1]
             came[place] = max(came[place], known.get(other, 0.0))
@@ -160,18 +130,19 @@ def _takes_input(described: Described, columns: Columns, before: NDArray[np.bool
 
 def _kept(reading: LayerReading) -> NDArray[np.float64]:
     """MiB that each layer keeps: its input, unless the layer before keeps that already, and its output."""
-    columns, basis, unseen, kinds = reading.columns, reading.basis, reading.unseen, reading.columns.kinds
+    columns, unseen, kinds = reading.columns, reading.unseen, reading.columns.kinds
+    keeping = keeping_of(reading)
     # A view returns its input, so the last layer that is no view decides whether that is kept.
     real = np.maximum.accumulate(np.where(IS_VIEW[kinds], 0, np.arange(columns.count)))
     is_kept = shifted(KEEPS_OUTPUT[kinds[real]], False)
-    takes = (basis.takes & ~(basis.before & is_kept) & ~unseen.no_input) | unseen.new_input
-    width = shifted(basis.each, basis.each[0])  # bytes of an element of the input
+    takes = (keeping.takes & ~(reading.before & is_kept) & ~unseen.no_input) | unseen.new_input
+    width = shifted(reading.each, reading.each[0])  # bytes of an element of the input
     if reading.described.autocast:
         # The input is cast, and the copy is kept.
         width = np.where(CAST[kinds], 2.0, np.where(kinds == INDEX["norm"], 4.0, width))
-    elements = columns.outputs * (KEEPS_OUTPUT[kinds] + basis.inside) + unseen.elements
-    kept: NDArray[np.float64] = np.where(takes, columns.inputs * width, 0.0) + elements * basis.each
-    kept += columns.outputs * basis.masks
+    elements = columns.outputs * (KEEPS_OUTPUT[kinds] + keeping.inside) + unseen.elements
+    kept: NDArray[np.float64] = np.where(takes, columns.inputs * width, 0.0) + elements * reading.each
+    kept += columns.outputs * keeping.masks
     if reading.described.autocast:
         kept += np.where(CAST[kinds], columns.parameters * 2.0, 0.0)
     return kept / MIB
