@@ -7,7 +7,7 @@ import pytest
 from carma.trial.layers.description import Layer
 from gpumemnet.serving.estimator import with_input
 from gpumemnet.summaries import read_text
-from gpumemnet.summaries.input_size import square_image
+from gpumemnet.summaries.totals import square_image
 
 TABLE = """\
 ==========================================================================================

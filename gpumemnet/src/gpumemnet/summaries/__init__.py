@@ -1,5 +1,7 @@
 """Reads models from summaries: tables of torchsummary, torchinfo and Keras, `print(model)`, ONNX files.
 
+`read_summary` is the extension `model-summary` of `carma estimate --summary`.
+
 The published workloads come with such texts (their `.model` files). A table contains parameters and outputs. A printed
 module contains parameters only, so its outputs are inferred if the shape of an input is given. Text that cannot be read
 is an error with its line.
@@ -13,7 +15,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from carma.errors import Usage
-from carma.trial.layers.description import ReadSummary
+from carma.trial.layers.description import ReadSummary, TrainingOptions
 from gpumemnet.summaries.keras_summary import is_keras, read_keras
 from gpumemnet.summaries.module_tree import opens_tree, starts_tree
 from gpumemnet.summaries.onnx_file import is_onnx, read_onnx, read_onnx_bytes
@@ -21,12 +23,22 @@ from gpumemnet.summaries.printed import read_tree
 from gpumemnet.summaries.shapes import Shape
 from gpumemnet.summaries.text import HINT, counted, is_header
 from gpumemnet.summaries.torch_tables import read_table
+from gpumemnet.summaries.training_options import completed
 
 _MOST_BYTES = 64 << 20
 _START = 4096
 _ARCHIVE = b"PK\x03\x04"  # also what torch.save writes, and Keras' own format
 _PRINT = "Load the model and save what torchinfo.summary(model, ...), print(model) or model.summary() shows."
 _MOST_ELEMENTS = 1 << 50  # of all outputs: a million times a GPU
+
+
+def read_summary(
+    source: Path | bytes, options: TrainingOptions, *, batch: int | None, sample: tuple[int, ...]
+) -> ReadSummary:
+    """Implements `carma.trial.layers.description.SummaryReader`."""
+    if isinstance(source, bytes):
+        return completed(read_bytes(source, batch=batch, sample=sample), options)
+    return completed(read_file(source, batch=batch, sample=sample), options)
 
 
 def read_file(file: Path, *, batch: int | None = None, sample: Shape = ()) -> ReadSummary:
@@ -71,8 +83,8 @@ def read_text(text: str, *, batch: int | None = None, sample: Shape = ()) -> Rea
     lines = text.splitlines()
     tables = [number for number, line in enumerate(lines) if "Layer (type" in line and is_header(line)]
     if tables:
-        read = _of_table(lines, tables[0], batch, sample)
-        return _checked(_among(read, "table", tables))
+        read = read_keras if is_keras(lines, tables[0]) else read_table
+        return _checked(_among(read(lines, tables[0], batch, sample), "table", tables))
     trees = [number for number, line in enumerate(lines) if starts_tree(line)]
     if not trees:
         raise Usage("the text is not a model summary: it has neither a table of layers nor a printed module", HINT)
@@ -80,23 +92,16 @@ def read_text(text: str, *, batch: int | None = None, sample: Shape = ()) -> Rea
     return _checked(_among(read_tree(lines, blocks[0], batch, sample), "printed model", blocks))
 
 
-def _of_table(lines: list[str], header: int, batch: int | None, sample: Shape) -> ReadSummary:
-    return (read_keras if is_keras(lines, header) else read_table)(lines, header, batch, sample)
-
-
 def _among(read: ReadSummary, what: str, starts: list[int]) -> ReadSummary:
     """Only the first model is read, also if a task trains several networks."""
     if len(starts) < 2:
         return read
-    said = f"the text has {counted(len(starts), what)}: only the first, from line {starts[0] + 1} on, is read"
-    return replace(read, remarks=(*read.remarks, said))
+    remark = f"the text has {counted(len(starts), what)}: only the first, from line {starts[0] + 1} on, is read"
+    return replace(read, remarks=(*read.remarks, remark))
 
 
 def _checked(read: ReadSummary) -> ReadSummary:
     """Refuses numbers that no memory holds, because arithmetic with them would overflow."""
-    elements = sum(map(prod, {layer.output for layer in read.described.layers})) * len(read.described.layers)
-    if elements < _MOST_ELEMENTS:
-        return read  # an upper limit, which is quick to compute
     elements = sum(prod(layer.output) for layer in read.described.layers)
     if elements < _MOST_ELEMENTS:
         return read

@@ -5,14 +5,12 @@ The names are those of torchvision, timm and Hugging Face; other blocks are trea
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import isqrt, prod
 
-from gpumemnet.summaries.module_parameters import KINDS_KEPT, integers
+from gpumemnet.summaries.module_parameters import integers, named
 from gpumemnet.summaries.module_tree import Node
 from gpumemnet.summaries.shapes import (
     Shape,
@@ -28,25 +26,24 @@ from gpumemnet.summaries.shapes import (
 TRANSPARENT = ("ModuleList", "ModuleDict")  # never called themselves: their modules belong to the surrounding block
 OF_HEADS = ("pool_q", "pool_k", "pool_v")  # queries, keys and values of each head
 Wanted = tuple[int | None, int | None]  # channels, features; None if any fit
-_ASIDE = re.compile(
-    r"\w*Rotary\w*Embedding|\w*Loss|\w*Rel(ative)?Pos\w*|\w*Pos\w*(Rel|Bias)\w*"
-)  # their output is not used by the next module
-_WORDS = re.compile(r"\w*Embedding")
+is_embedding = named(r"\w*Embedding")
+is_branch = named(r"branch\w*|downsample\w*|shortcut\w*|skip\w*|conv_(1x1|kxk|scale)|pool_[qkv]|sr")
+is_attention = named(r"\w*(Attention|Attn)\w*")
+# Their output is not used by the next module.
+_is_unused = named(r"\w*Rotary\w*Embedding|\w*Loss|\w*Rel(ative)?Pos\w*|\w*Pos\w*(Rel|Bias)\w*")
+_is_scale = named(r"SqueezeExcit\w*|(Effective)?SE(Module|Layer|Block|Unit)?")
+_is_attention_dropout = named(r"attn_drop\w*|attention_dropout")
+_is_dense_of_t5 = named(r"\w*T5Dense(Gated)?ActDense")
 _GATES = ("Sigmoid", "Hardsigmoid")
-_SCALES = re.compile(r"SqueezeExcit\w*|(Effective)?SE(Module|Layer|Block|Unit)?")
-_BRANCH = re.compile(r"branch\w*|downsample\w*|shortcut\w*|skip\w*|conv_(1x1|kxk|scale)|pool_[qkv]|sr")
-_CHOOSES = re.compile(r"SelectiveKernelAttn")
-_ATTENDS = re.compile(r"\w*(Attention|Attn)\w*")
-_ATTENTION_DROPOUT = re.compile(r"attn_drop\w*|attention_dropout")
+_SELECTS = "SelectiveKernelAttn"
 _SIDE_HEAD = "InceptionAux"  # of torchvision: it takes an earlier block's output, and is trained beside the last one
 _DISTANCES = "relative_attention_bias"
-_OF_T5 = re.compile(r"\w*T5Dense(Gated)?ActDense")
 _QUERIES = 4  # of Hiera, two by two, become one
 _CANNOT = (KeyError, ValueError, IndexError)
 
 
 @dataclass(slots=True)
-class Block:
+class OpenBlock:
     """A module that is being called: its input, the outputs of its modules so far, and where its branches ended."""
 
     kind: str
@@ -59,16 +56,11 @@ class Block:
     width: int = 0  # of attention's output
 
 
-@lru_cache(KINDS_KEPT)
-def is_branch(name: str) -> bool:
-    return _BRANCH.fullmatch(name) is not None
-
-
 def begins_branch(node: Node) -> bool:
     return is_branch(node.names[0]) or node.kind.endswith(_SIDE_HEAD)
 
 
-def goes_round(node: Node, before: Shape, made: Shape, wanted: int | None) -> bool:
+def is_bypass(node: Node, before: Shape, made: Shape, wanted: int | None) -> bool:
     """Whether the branch is printed before the layers that it bypasses, which take its input. An auxiliary head has no
     successor."""
     name = node.names[0]
@@ -77,42 +69,27 @@ def goes_round(node: Node, before: Shape, made: Shape, wanted: int | None) -> bo
     return name.startswith("downsample") and wanted == before[0] != made[0] and len(before) == len(made)
 
 
-@lru_cache(KINDS_KEPT)
-def looks_up(kind: str) -> bool:
-    return _WORDS.fullmatch(kind) is not None
-
-
-def is_aside(node: Node, block: Block) -> bool:
+def is_aside(node: Node, block: OpenBlock) -> bool:
     """Whether its output is not used: a table of positions, or the dropout of attention weights, which fused attention
     does not have."""
     name = node.names[0]
-    if not node.is_called or (looks_up(node.kind) and name == _DISTANCES):
+    if not node.is_called or (is_embedding(node.kind) and name == _DISTANCES):
         return True
     if node.kind == "Dropout":
         # The attention of T5 is inside a `...LayerSelfAttention`, whose dropout is that of the output.
         is_inside = name == "dropout" and block.kind.endswith("SelfAttention")
         is_inside = is_inside and not block.kind.endswith("LayerSelfAttention")
-        return is_inside or _ATTENTION_DROPOUT.fullmatch(name) is not None
-    return _hands_nothing_on(node.kind)
+        return is_inside or _is_attention_dropout(name)
+    return _is_unused(node.kind)
 
 
-@lru_cache(KINDS_KEPT)
-def _hands_nothing_on(kind: str) -> bool:
-    return _ASIDE.fullmatch(kind) is not None
-
-
-def inner_activation(name: str, block: Block, now: Shape) -> Shape | None:
+def inner_activation(name: str, block: OpenBlock, now: Shape) -> Shape | None:
     """Transformers print the activation of two linear layers after both and call it in between, as T5 its dropout."""
-    is_inner = name.startswith("act") or (name == "dropout" and _OF_T5.fullmatch(block.kind) is not None)
+    is_inner = name.startswith("act") or (name == "dropout" and _is_dense_of_t5(block.kind))
     if not is_inner or len(now) != 2 or block.kind == "Sequential":
         return None
     wider = [shape for shape in block.made if shape[:-1] == now[:-1] and shape[-1] > now[-1]]
     return wider[-1] if wider else None
-
-
-@lru_cache(KINDS_KEPT)
-def attends(kind: str) -> bool:
-    return _ATTENDS.fullmatch(kind) is not None
 
 
 def last_of_maps(node: Node) -> int:
@@ -131,7 +108,7 @@ def _last_line(node: Node) -> int:
     return node.line
 
 
-def entering(node: Node, now: Shape) -> Shape:
+def input_of(node: Node, now: Shape) -> Shape:
     """The input after functions at the beginning of some blocks that are no modules."""
     kind = node.kind
     if kind.endswith("Pooler") and len(now) == 2:
@@ -159,7 +136,7 @@ def _pooled_aside(node: Node, now: Shape) -> Shape:
 
 def _takes_means(node: Node, now: Shape) -> bool:
     """Whether it is squeeze and excitation without a pooling module: its gate returns as many channels as it takes."""
-    if len(now) > 2 and _CHOOSES.fullmatch(node.kind):
+    if len(now) > 2 and node.kind == _SELECTS:
         return True
     if len(now) < 3 or node.kind == "Sequential" or node.children[-1].kind not in _GATES:
         return False
@@ -171,7 +148,7 @@ def _takes_means(node: Node, now: Shape) -> bool:
         return False
     ends, channels = (products[0].get("0"), products[-1].get("1")), str(now[0])
     is_squeezed = products[0].get("1") != channels
-    return ends == (channels, channels) and (is_squeezed or _SCALES.fullmatch(node.kind) is not None)
+    return ends == (channels, channels) and (is_squeezed or _is_scale(node.kind))
 
 
 def side_by_side(node: Node, now: Shape, wanted: int | None) -> bool:
@@ -188,7 +165,7 @@ def side_by_side(node: Node, now: Shape, wanted: int | None) -> bool:
     return total == wanted
 
 
-def leaving(node: Node, block: Block, now: Shape) -> Shape:
+def output_of(node: Node, block: OpenBlock, now: Shape) -> Shape:
     """The output of known blocks that is not that of their last printed module."""
     if node.kind.endswith("PatchMerging") and block.made and node.children[-1].kind.endswith("Norm"):
         return block.made[0]  # its norm is printed last and called first
@@ -196,9 +173,9 @@ def leaving(node: Node, block: Block, now: Shape) -> Shape:
         return block.made[0]  # the linear layer is for the class token
     if node.kind.endswith("MaskUnitAttention") and len(now) == 2 and _widens(node):
         return (max(1, now[0] // _QUERIES), now[1])
-    if node.names[0] == "global_block" or _CHOOSES.fullmatch(node.kind):
+    if node.names[0] == "global_block" or node.kind == _SELECTS:
         return block.entered  # later blocks take its output by another path
-    if block.is_last and len(now) == len(block.entered) > 2 and block.width and attends(node.kind):
+    if block.is_last and len(now) == len(block.entered) > 2 and block.width and is_attention(node.kind):
         return (*(block.queries or block.entered)[:-1], block.width)
     return block.entered if _is_gate(node, block.entered, now) else now
 
@@ -213,10 +190,10 @@ def _is_gate(node: Node, entered: Shape, made: Shape) -> bool:
     """Whether it scales its input with one number for each channel (squeeze and excitation)."""
     if len(made) < 2 or made[0] != entered[0] or prod(made[1:]) != 1 or prod(entered[1:]) == 1:
         return False
-    return bool(_SCALES.fullmatch(node.kind)) or (node.kind != "Sequential" and node.children[-1].kind in _GATES)
+    return _is_scale(node.kind) or (node.kind != "Sequential" and node.children[-1].kind in _GATES)
 
 
-def joined(block: Block, now: Shape, after: Wanted) -> Shape | None:
+def joined(block: OpenBlock, now: Shape, after: Wanted) -> Shape | None:
     """The output of a block whose branches are concatenated for the next layer; its input may be one of them. Of two
     sizes the first may be a length, so only the wanted channels decide."""
     if not block.ends or len(now) < 2:
@@ -238,7 +215,7 @@ def made_channels(shapes: Iterable[Shape | None], sizes: int) -> Counter[Shape]:
     return made
 
 
-def is_shortcut(open_blocks: Sequence[Block], found: Shape) -> bool:
+def is_shortcut(open_blocks: Sequence[OpenBlock], found: Shape) -> bool:
     """Whether the last output was made of this shape by a single module, which is a shortcut."""
     made = 0
     for block in reversed(open_blocks):
@@ -248,7 +225,7 @@ def is_shortcut(open_blocks: Sequence[Block], found: Shape) -> bool:
     return False
 
 
-def next_part(open_blocks: Sequence[Block], channels: int, sizes: int) -> Shape | None:
+def next_part(open_blocks: Sequence[OpenBlock], channels: int, sizes: int) -> Shape | None:
     """The other half of a block's input that was split."""
     for block in reversed(open_blocks):
         if block.is_split and block.made and len(block.entered) == sizes and block.entered[0] == 2 * channels:

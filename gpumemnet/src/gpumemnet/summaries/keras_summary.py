@@ -7,12 +7,13 @@ which is a linear layer in Hugging Face.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from carma.trial.layers.description import Described, Layer, ReadSummary
-from gpumemnet.summaries.keras_classes import attributes_of, full_name, of_signals
-from gpumemnet.summaries.keras_table import Row, box_rows, is_box, plain_rows
+from gpumemnet.summaries.keras_table import TableRow, box_rows, is_box, plain_rows
 from gpumemnet.summaries.shapes import Shape
 from gpumemnet.summaries.text import MOST_LAYERS, bad, counted, read_count, too_many
 from gpumemnet.summaries.totals import Figures, check_total, input_of, read_figures
@@ -21,7 +22,7 @@ _NAME = re.compile(r"(?P<name>[^(]*?)\s*\((?P<kind>\w{1,200})(?P<cut>…?)(?P<cl
 _SHAPES = re.compile(r"\(([^()]*)\)")
 _SIZE = re.compile(r"\s*(None|\d{1,12})\s*", re.ASCII)
 _CONNECTED = re.compile(r"([^\[,…]*)(.?)", re.DOTALL)
-_UNTOLD = -1  # a size that is None
+_UNKNOWN = -1  # a size that is None
 _MODELS = ("Sequential", "Functional", "Model")
 _RESIZE = ("Conv1D", "SeparableConv1D", "DepthwiseConv1D", "MaxPooling1D", "AveragePooling1D", "UpSampling1D",
            "ZeroPadding1D", "Cropping1D", "Conv1DTranspose")  # fmt: skip
@@ -29,6 +30,21 @@ _NONE = "sizes that are None leave all outputs unknown"
 IN_TORCH = "it is what the same layers take in PyTorch; TensorFlow, by default, takes the whole card at its start"
 _OPEN = f"{_NONE}; --input tells the length of a sequence, like --input 128"
 _FIX = f"{_NONE}; give the model an input of fixed sizes before summary(): keras.Input(shape=(224, 224, 3))"
+# `#` stands for 1, 2 or 3.
+_OF_KERAS = """
+Activation ActivityRegularization Add AdditiveAttention AlphaDropout Attention Average BatchNormalization Bidirectional
+CategoryEncoding CenterCrop Concatenate Dense Dot Dropout ELU EinsumDense Embedding Flatten Functional GRU
+GaussianDropout GaussianNoise GroupNormalization GroupQueryAttention GroupedQueryAttention Identity InputLayer LSTM
+Lambda LayerNormalization LeakyReLU Masking Maximum Minimum MultiHeadAttention Multiply Normalization PReLU
+Permute RMSNormalization RNN ReLU RepeatVector Rescaling Reshape Resizing ReversibleEmbedding Sequential SimpleRNN
+Softmax SpectralNormalization Subtract ThresholdedReLU TimeDistributed UnitNormalization AdaptiveAveragePooling#D
+AdaptiveMaxPooling#D AveragePooling#D Conv#D Conv#DTranspose ConvLSTM#D Cropping#D DepthwiseConv#D
+GlobalAveragePooling#D GlobalMaxPooling#D MaxPooling#D SeparableConv#D SpatialDropout#D UpSampling#D ZeroPadding#D
+"""
+_NAMES = tuple(_OF_KERAS.split())
+_CONVOLUTION = re.compile(r"(Depthwise)?Conv([123])D(Transpose)?")
+_OF_SIGNALS = re.compile(r"\w*Conv1D\w*|BatchNormalization")
+_OF_ROWS = re.compile(r"\w*(Dense|Embedding|Attention|LSTM|GRU|RNN|Bidirectional|TimeDistributed)\w*")
 
 
 def is_keras(lines: Sequence[str], header: int) -> bool:
@@ -47,7 +63,7 @@ def read_keras(lines: Sequence[str], header: int, batch: int | None, sample: Sha
         raise bad(header, lines[header], "no layers follow the head of the table")
     if len(rows) > MOST_LAYERS:
         raise too_many(header, lines[header])
-    found = [_Found(row, lines) for row in rows]
+    found = [_KerasRow(row, lines) for row in rows]
     _check_built(found, lines)
     _complete(found)
     leaves, hidden = _leaves(found)
@@ -57,10 +73,10 @@ def read_keras(lines: Sequence[str], header: int, batch: int | None, sample: Sha
     return _read(leaves, _gaps(leaves, hidden, sample), figures, batch, sample, remarks)
 
 
-class _Found:
+class _KerasRow:
     """A parsed row."""
 
-    def __init__(self, row: Row, lines: Sequence[str]) -> None:
+    def __init__(self, row: TableRow, lines: Sequence[str]) -> None:
         text = lines[row.line]
         name = _NAME.match(row.name)
         if name is None:
@@ -78,7 +94,7 @@ class _Found:
         self.parameters = count
 
 
-def _shape(row: Row, text: str) -> Shape:
+def _shape(row: TableRow, text: str) -> Shape:
     """The first of several shapes; empty for `multiple` and `?`."""
     if row.shape in ("multiple", "?", "", "-"):
         return ()
@@ -87,10 +103,10 @@ def _shape(row: Row, text: str) -> Shape:
     told = [size[1] for size in sizes if size]
     if len(told) != len(sizes):
         raise bad(row.line, text, f"{row.shape!r} is not the shape of an output")
-    return tuple(_UNTOLD if size == "None" else int(size) for size in told)
+    return tuple(_UNKNOWN if size == "None" else int(size) for size in told)
 
 
-def _check_built(found: Sequence[_Found], lines: Sequence[str]) -> None:
+def _check_built(found: Sequence[_KerasRow], lines: Sequence[str]) -> None:
     unbuilt = next((one for one in found if one.row.parameters.endswith("(unbuilt)")), None)
     if unbuilt is not None:
         why = (
@@ -99,16 +115,16 @@ def _check_built(found: Sequence[_Found], lines: Sequence[str]) -> None:
         raise bad(unbuilt.row.line, lines[unbuilt.row.line], why)
 
 
-def _complete(found: Sequence[_Found]) -> None:
+def _complete(found: Sequence[_KerasRow]) -> None:
     """Completes inputs, from names or from the row above; names that were cut off; and channels first."""
     above: dict[str, Shape] = {}
     last: Shape = ()
     for one in found:
         one.fed = last if one.row.connected is None else _source(one.row.connected, above)
         if one.is_cut:
-            one.kind = full_name(one.kind, max(len(one.fed), len(one.shape)) - 2)
+            one.kind = _full_name(one.kind, max(len(one.fed), len(one.shape)) - 2)
         above[one.name] = last = one.shape
-    signals = of_signals(one.kind for one in found)
+    signals = _of_signals(one.kind for one in found)
     for one, one.of_signals in zip(found, signals, strict=True):
         one.shape, one.fed = _channels_first(one.shape), _channels_first(one.fed)
 
@@ -129,7 +145,7 @@ def _channels_first(shape: Shape) -> Shape:
     return (shape[0], shape[-1], *shape[1:-1]) if len(shape) in (4, 5) else shape
 
 
-def _leaves(found: Sequence[_Found]) -> tuple[list[_Found], int]:
+def _leaves(found: Sequence[_KerasRow]) -> tuple[list[_KerasRow], int]:
     """The rows without models whose layers follow, and the number of nested models whose layers are not shown."""
     leaves, hidden = [], 0
     depths = [one.row.depth for one in found[1:]] + [0]
@@ -141,7 +157,7 @@ def _leaves(found: Sequence[_Found]) -> tuple[list[_Found], int]:
     return leaves, hidden
 
 
-def _gaps(leaves: Sequence[_Found], hidden: int, sample: Shape) -> tuple[str, ...]:
+def _gaps(leaves: Sequence[_KerasRow], hidden: int, sample: Shape) -> tuple[str, ...]:
     found: list[str] = []
     if _length(leaves, sample) is None:  # for any length, so that --input does not help
         found.append(_FIX if _length(leaves, (1,)) is None else _OPEN)
@@ -152,7 +168,7 @@ def _gaps(leaves: Sequence[_Found], hidden: int, sample: Shape) -> tuple[str, ..
 
 
 def _read(
-    leaves: Sequence[_Found],
+    leaves: Sequence[_KerasRow],
     gaps: tuple[str, ...],
     figures: Figures,
     batch: int | None,
@@ -162,12 +178,12 @@ def _read(
     layers = [one for one in leaves if one.kind != "InputLayer"]
     first = next((one.shape for one in leaves if one.shape), ())
     told = batch or (first[0] if first and first[0] > 0 else None)
-    length = _length(leaves, sample)
-    made = tuple(_layer(one, _Filling(told or 1, length)) for one in layers)
+    sizes = _Sizes(told or 1, _length(leaves, sample))
+    made = tuple(_layer(one, sizes) for one in layers)
     moving = sum(_moving(one) for one in layers)
     others = figures.optimizer + moving
     given = next((one.shape for one in leaves if one.kind == "InputLayer"), ())
-    filled = _Filling(told or 1, length).fill(given)
+    filled = sizes.fill(given)
     entered, said = input_of(filled, _as_told(sample, filled), told or 1, None)
     described = Described(
         layers=made,
@@ -186,31 +202,30 @@ def _as_told(sample: Shape, given: Shape) -> Shape:
     return turned if turned == given[1:] else sample
 
 
-class _Filling:
-    """Replaces None by the batch and the length of a sequence. Without a length all shapes are unknown."""
+class _Sizes(NamedTuple):
+    """The sizes that a table has as None. Without a length all shapes are unknown."""
 
-    def __init__(self, batch: int, length: int | None) -> None:
-        self.batch = batch
-        self.length = length
+    batch: int
+    length: int | None
 
     def fill(self, shape: Shape) -> Shape:
         if self.length is None or not shape:
             return ()
-        return (self.batch, *(self.length if size == _UNTOLD else size for size in shape[1:]))
+        return (self.batch, *(self.length if size == _UNKNOWN else size for size in shape[1:]))
 
 
-def _length(leaves: Sequence[_Found], sample: Shape) -> int | None:
+def _length(leaves: Sequence[_KerasRow], sample: Shape) -> int | None:
     """The length of the sequences that the table has as None: the first size of the input, if no layer changes it. 0 if
     there is no such size; None if it is unknown."""
-    unknown = [one for one in leaves if _UNTOLD in one.shape[1:]]
+    unknown = [one for one in leaves if _UNKNOWN in one.shape[1:]]
     if not unknown:
         return 0
-    changes = any(one.kind in _RESIZE or one.shape[2:].count(_UNTOLD) for one in unknown)
+    changes = any(one.kind in _RESIZE or one.shape[2:].count(_UNKNOWN) for one in unknown)
     return None if changes or not sample else sample[0]
 
 
-def _layer(one: _Found, filling: _Filling) -> Layer:
-    fed, made = filling.fill(one.fed), filling.fill(one.shape)
+def _layer(one: _KerasRow, sizes: _Sizes) -> Layer:
+    fed, made = sizes.fill(one.fed), sizes.fill(one.shape)
     if one.of_signals:
         fed, made = (shape if len(shape) != 3 else (shape[0], shape[2], shape[1]) for shape in (fed, made))
     return Layer(
@@ -219,10 +234,55 @@ def _layer(one: _Found, filling: _Filling) -> Layer:
         output=made,
         parameters=one.parameters - _moving(one),
         inputs=(fed,) if fed else (),
-        attributes=attributes_of(one.kind, one.parameters, one.fed, one.shape),
+        attributes=_attributes(one.kind, one.parameters, one.fed, one.shape),
     )
 
 
-def _moving(one: _Found) -> int:
+def _moving(one: _KerasRow) -> int:
     """Moving averages of a batch norm: half of its weights, which PyTorch does not count as parameters."""
     return one.parameters // 2 if one.kind == "BatchNormalization" else 0
+
+
+def _full_name(cut: str, places: int) -> str:
+    """Of a class whose name was cut off; `places`: number of sizes besides batch and channels (2 of an image).
+    Unchanged if it is no class of Keras."""
+    names = [name.replace("#", str(places)) for name in _NAMES]
+    return next((name for name in names if name.startswith(cut)), cut)
+
+
+def _of_signals(kinds: Iterable[str]) -> Iterator[bool]:
+    """Whether three sizes mean a signal with channels, or a sequence: as for the last layer of either kind.
+    `carma.trial.layers.column_reading` does the same."""
+    signals = False
+    for kind in kinds:
+        signals = bool(_OF_SIGNALS.fullmatch(kind)) or (signals and not _OF_ROWS.fullmatch(kind))
+        yield signals
+
+
+def _attributes(kind: str, parameters: int, fed: Shape, made: Shape) -> dict[str, str]:
+    """Attributes with PyTorch's names, as far as they follow from the parameters and the shapes (channels first)."""
+    found = _CONVOLUTION.fullmatch(kind)
+    if kind == "Dense" and fed and made:
+        return {"in_features": str(fed[-1]), "out_features": str(made[-1])}
+    if found is None or not made:
+        return {}
+    channels = 1 if len(made) in (4, 5) else -1
+    given = made[channels]
+    if len(fed) != len(made):
+        return {"out_channels": str(given)}
+    places, taken = int(found[2]), fed[channels]
+    told = {"in_channels": str(taken), "out_channels": str(given)}
+    if found[1]:
+        told["groups"] = str(taken)
+    side = _side(parameters, given if found[1] else taken * given, given, places)
+    return told if side is None else {**told, "kernel_size": str((side,) * places)}
+
+
+def _side(parameters: int, each: int, biases: int, places: int) -> int | None:
+    """The side of a square kernel, with or without a bias; None if the parameters do not fit."""
+    for weights in (parameters - biases, parameters):
+        if each > 0 and weights > 0 and weights % each == 0:
+            side = round(math.pow(weights // each, 1 / places))
+            if math.prod([side] * places) * each == weights:
+                return side
+    return None

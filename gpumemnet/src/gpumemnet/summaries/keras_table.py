@@ -21,7 +21,7 @@ _HEAD = ("Layer (type)", "Output Shape", "Param #")
 _CUT = "the summary is cut at the width of the terminal; print it with a smaller line_length"
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     line: int
     depth: int  # nesting of models
     name: str  # with the class in brackets
@@ -34,18 +34,18 @@ def is_box(header: str) -> bool:
     return _BARS.search(header) is not None
 
 
-def box_rows(lines: Sequence[str], header: int) -> tuple[list[Row], int]:
+def box_rows(lines: Sequence[str], header: int) -> tuple[list[TableRow], int]:
     """The rows, and the line where the table ends."""
     names = [cell.strip() for cell in _BARS.split(lines[header])[1:-1]]
     columns = _columns(names, lines, header)
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     cells: list[list[str]] = []
     begun = number = header
     for number in range(header + 1, len(lines)):
         line = lines[number]
         if _BOX_RULE.fullmatch(line):
             if cells:
-                rows.append(_row(begun, cells, columns))
+                rows.append(_box_row(begun, cells, columns))
             cells = []
             if line.lstrip()[:1] in ("└", "┗", "╘") or (line.lstrip()[:1] == "+" and rows):
                 return rows, number + 1
@@ -58,26 +58,28 @@ def box_rows(lines: Sequence[str], header: int) -> tuple[list[Row], int]:
     raise cut_off(header, lines[header], "the table that begins here")
 
 
-def _row(line: int, cells: list[list[str]], columns: dict[str, int]) -> Row:
-    first = cells[0][columns["Layer (type)"]]
-    branch = _BRANCH.match(first)
-    depth = 1 + len(branch[1]) // 3 if branch else 0
+def _box_row(line: int, cells: list[list[str]], columns: dict[str, int]) -> TableRow:
+    branch = _BRANCH.match(cells[0][columns["Layer (type)"]])
+    return _row(line, 1 + len(branch[1]) // 3 if branch else 0, cells, columns, "└ ")
 
-    def joined(name: str) -> str:
-        return "".join(parts[columns[name]].strip() for parts in cells)
 
-    name = joined("Layer (type)")
+def _row(line: int, depth: int, cells: list[list[str]], columns: dict[str, int], marks: str) -> TableRow:
+    """Joins the lines of each cell; `marks` draw the nesting before the name."""
+
+    def joined(name: str, marks: str = " ") -> str:
+        return "".join(parts[columns[name]].strip().strip(marks) for parts in cells)
+
     connected = joined("Connected to") if "Connected to" in columns else None
-    return Row(line, depth, name.lstrip("└ "), joined("Output Shape"), joined("Param #"), connected)
+    return TableRow(line, depth, joined("Layer (type)", marks), joined("Output Shape"), joined("Param #"), connected)
 
 
-def plain_rows(lines: Sequence[str], header: int) -> tuple[list[Row], int]:
+def plain_rows(lines: Sequence[str], header: int) -> tuple[list[TableRow], int]:
     """The rows of Keras 2, and the line where the table ends."""
     found = list(_NAME.finditer(lines[header]))
     columns = _columns([name[0] for name in found], lines, header)
     starts = [name.start() for name in found]
     ends = [*starts[1:], 10**9]
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     cells: list[list[str]] = []
     begun = header
     for number, text in _body(lines, header):
@@ -119,15 +121,8 @@ def _end(lines: Sequence[str], header: int) -> int:
     return end
 
 
-def _plain_row(line: int, text: str, cells: list[list[str]], columns: dict[str, int]) -> Row:
-    depth = len(text) - len(text.lstrip("|"))
-
-    def joined(name: str) -> str:
-        return "".join(parts[columns[name]].strip() for parts in cells)
-
-    name = "".join(parts[columns["Layer (type)"]].strip(" |") for parts in cells)
-    connected = joined("Connected to") if "Connected to" in columns else None
-    return Row(line, depth, name, joined("Output Shape"), joined("Param #"), connected)
+def _plain_row(line: int, text: str, cells: list[list[str]], columns: dict[str, int]) -> TableRow:
+    return _row(line, len(text) - len(text.lstrip("|")), cells, columns, " |")
 
 
 def _columns(names: Sequence[str], lines: Sequence[str], header: int) -> dict[str, int]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from math import prod
+from typing import TypeVar
 
 _DIGITS = 18
 _NUMBER = re.compile(rf"\d{{1,{_DIGITS}}}", re.ASCII)
@@ -14,9 +15,26 @@ _ENDLESS = re.compile(rf"(?<![\d.])\d{{{_DIGITS + 1}}}", re.ASCII)
 _SIZES = ("0", "1", "in_features", "in1_features", "in2_features", "out_features", "nf", "nx", "kernel_size", "groups",
           "num_parameters", "num_layers", "proj_size")  # fmt: skip
 Printed = Mapping[str, str]  # the text in a module's brackets: by name, or by position ("0", "1", …)
+Rule = TypeVar("Rule")
+NAMES_CACHED = 4096  # names come from the text, so caches of them are limited
+
+
+def by_name(rules: Mapping[str, Rule]) -> Callable[[str], Rule | None]:
+    """Looks up class names: the value of the first pattern that matches, else None."""
+    compiled = [(re.compile(pattern), rule) for pattern, rule in rules.items()]
+    return lru_cache(NAMES_CACHED)(
+        lambda kind: next((rule for pattern, rule in compiled if pattern.fullmatch(kind)), None)
+    )
+
+
+def named(pattern: str) -> Callable[[str], bool]:
+    """Tests whether a class name matches."""
+    whole = re.compile(pattern)
+    return lru_cache(NAMES_CACHED)(lambda kind: whole.fullmatch(kind) is not None)
+
 
 # Modules of torch.nn and of common packages without children and without parameters.
-_PLAIN = re.compile(
+is_plain = named(
     r"(?!PReLU)((Fractional|Adaptive)?(Max|Avg|LP)(Un)?[Pp]ool\w*|.*Dropout\w*|.*DropPath|StochasticDepth|.*Pad[123]d|.*Loss"
     r"|\w*(ReLU6?|[GSC]?ELU|SiLU|GLU|Tanh|[Ss]igmoid|[Ss]wish|[Ss]oftmax|[Ss]oftplus|Softsign|Softmin|shrink|Mish)"
     r"(2d|Activation)?|Threshold|Identity|Flatten|Unflatten|Fold|Unfold|Upsample\w*|UpsamplingNearest2d"
@@ -25,27 +43,20 @@ _PLAIN = re.compile(
     r"|ReLUSquaredActivation|\w*Rotary\w*Embedding|Quant|DeQuant|QuantStub|DeQuantStub|Tanhshrink|Interpolate)"
 )
 # Also without parameters, but they may contain modules.
-_BARE = re.compile(
+_is_bare = named(
     r"(?!\w*Att)\w*Pool(ing)?([123]d)?(Same)?|FrozenBatchNormAct2d|SpaceToDepth|DepthToSpace|\w*Permute\w*"
 )
 # One or two parameters for each channel. The number of channels is not printed.
 _SCALES = {"LayerScale": 1, "LayerScale2d": 1, "Scale": 1, "Affine": 2}
 # The name implies weights, so that none may be omitted.
-_WEIGHTY = re.compile(
+_implies_weights = named(
     r"\w*(Linear|Conv|Attention|Attn|Expert|Norm|Dense|LSTM|GRU|RNN|Cell|Mamba|Mixer|Mlp|MLP|Block|Layer)\w*"
 )
-_LAYER = re.compile(r"\w*Linear\w*|\w*Norm(alization)?|MultiheadAttention")
-_INSIDE = re.compile(r"ShiftedWindowAttention(V2)?|MultiheadAttention")
-_WITH_ACTIVATION = re.compile(r"\w*Norm1?Act\w*")  # of timm: a norm with an activation as a module inside
-_RECURRENT = re.compile(r"(LSTM|GRU|RNN)(Cell)?")
+_is_layer = named(r"\w*Linear\w*|\w*Norm(alization)?|MultiheadAttention")
+_holds_projections = named(r"ShiftedWindowAttention(V2)?|MultiheadAttention")
+has_activation = named(r"\w*Norm1?Act\w*")  # of timm: a norm with its activation as a module inside
+is_recurrent = named(r"(LSTM|GRU|RNN)(Cell)?")  # torchsummary does not count its weights, nor does its output show them
 _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict", "ParameterList")
-KINDS_KEPT = 4096  # class names come from the text, so caches of them are limited
-
-
-@lru_cache(KINDS_KEPT)
-def is_plain(kind: str) -> bool:
-    """Whether it has no parameters and no modules inside, as far as its name shows."""
-    return _PLAIN.fullmatch(kind) is not None
 
 
 def is_container(kind: str) -> bool:
@@ -61,11 +72,6 @@ def count_parameters(kind: str, printed: Printed) -> int | None:
         return None if count is None else count(printed)
     except (KeyError, ValueError, IndexError, ZeroDivisionError):
         return None
-
-
-@lru_cache(KINDS_KEPT)
-def _is_bare(kind: str) -> bool:
-    return _BARE.fullmatch(kind) is not None
 
 
 def impossible(kind: str, printed: Printed) -> str | None:
@@ -91,18 +97,12 @@ def is_bare_norm(kind: str, printed: Printed) -> bool:
 def uncounted(kind: str, shape: tuple[int, ...]) -> int:
     """Weights that torchsummary does not count because no called module owns them: projections of queries, keys, values
     and the output, each with a bias. 0 for any other module."""
-    return 4 * shape[-1] * (shape[-1] + 1) if shape and _INSIDE.fullmatch(kind) else 0
+    return 4 * shape[-1] * (shape[-1] + 1) if shape and _holds_projections(kind) else 0
 
 
-def is_recurrent(kind: str) -> bool:
-    """torchsummary does not count its weights either, and they do not follow from its output."""
-    return _RECURRENT.fullmatch(kind) is not None
-
-
-@lru_cache(KINDS_KEPT)
 def may_be_small(kind: str) -> bool:
     """Whether its name implies no layer: it may have a few parameters (a table of positions), or none."""
-    return _rule(kind) is None and _WEIGHTY.fullmatch(kind) is None
+    return _rule(kind) is None and not _implies_weights(kind)
 
 
 def width_made(printed: Printed) -> int:
@@ -112,21 +112,9 @@ def width_made(printed: Printed) -> int:
     return found[-1] if found else 0
 
 
-@lru_cache(KINDS_KEPT)
-def _rule(kind: str) -> _Count | None:
-    return next((count for pattern, count in _RULES if pattern.fullmatch(kind)), None)
-
-
-@lru_cache(KINDS_KEPT)
 def holds_weights(kind: str) -> bool:
     """Whether it is a layer with parameters of its own and without modules inside, as far as its name shows."""
-    return _rule(kind) is not None or _LAYER.fullmatch(kind) is not None
-
-
-@lru_cache(KINDS_KEPT)
-def has_activation(kind: str) -> bool:
-    """Whether it is a norm with its activation as a module inside."""
-    return _WITH_ACTIVATION.fullmatch(kind) is not None
+    return _rule(kind) is not None or _is_layer(kind)
 
 
 def integers(text: str) -> list[int]:
@@ -205,28 +193,21 @@ def _recurrent(gates: int, printed: Printed) -> int:
     return directions * (gates * hidden * widths + (further + 1) * own)
 
 
-def _prelu(printed: Printed) -> int:
-    return int(printed["num_parameters"])
-
-
-_Count = Callable[[Printed], int]
-_RULES: tuple[tuple[re.Pattern[str], _Count], ...] = tuple(
-    (re.compile(pattern), count)
-    for pattern, count in (
-        (r"(Std|Deform)?Conv[123]d(Same)?|ConvTranspose[123]d|Conv3D(Simple|NoTemporal)", _convolution),
-        (r"ScaledStdConv2d(Same)?", _scaled_convolution),
-        (r"(NonDynamicallyQuantizable)?Linear", _linear),
-        (r"Bilinear", _bilinear),
-        (r"Conv1D", _hf_conv1d),
-        (r"(Sync)?BatchNorm(Act)?([123]d)?", _batch_norm),
-        (r"InstanceNorm[123]d", _batch_norm),
-        (r"GroupNorm1?(Act)?", _group_norm),
-        (r"LayerNorm(Act)?(2d)?(Fp32)?", _layer_norm),
-        (r"\w*RMSNorm|\w*T5LayerNorm|(Rms|Simple)Norm(Act)?(2d)?(Fp32)?", _rms_norm),
-        (r"(\w*Embedding|EmbeddingBag)", _embedding),
-        (r"LSTM(Cell)?", partial(_recurrent, 4)),
-        (r"GRU(Cell)?", partial(_recurrent, 3)),
-        (r"RNN(Cell)?", partial(_recurrent, 1)),
-        (r"PReLU", _prelu),
-    )
-)
+_RULES: Mapping[str, Callable[[Printed], int]] = {
+    r"(Std|Deform)?Conv[123]d(Same)?|ConvTranspose[123]d|Conv3D(Simple|NoTemporal)": _convolution,
+    r"ScaledStdConv2d(Same)?": _scaled_convolution,
+    r"(NonDynamicallyQuantizable)?Linear": _linear,
+    r"Bilinear": _bilinear,
+    r"Conv1D": _hf_conv1d,
+    r"(Sync)?BatchNorm(Act)?([123]d)?": _batch_norm,
+    r"InstanceNorm[123]d": _batch_norm,
+    r"GroupNorm1?(Act)?": _group_norm,
+    r"LayerNorm(Act)?(2d)?(Fp32)?": _layer_norm,
+    r"\w*RMSNorm|\w*T5LayerNorm|(Rms|Simple)Norm(Act)?(2d)?(Fp32)?": _rms_norm,
+    r"(\w*Embedding|EmbeddingBag)": _embedding,
+    r"LSTM(Cell)?": partial(_recurrent, 4),
+    r"GRU(Cell)?": partial(_recurrent, 3),
+    r"RNN(Cell)?": partial(_recurrent, 1),
+    "PReLU": lambda printed: int(printed["num_parameters"]),
+}
+_rule = by_name(_RULES)

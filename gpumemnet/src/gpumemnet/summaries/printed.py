@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import filterfalse
 
 from carma.trial.layers.description import Described, Layer, ReadSummary
-from gpumemnet.summaries.blocks import looks_up, modules
+from gpumemnet.summaries.blocks import is_embedding, modules
 from gpumemnet.summaries.module_parameters import (
     count_parameters,
     impossible,
@@ -24,12 +24,12 @@ from gpumemnet.summaries.module_parameters import (
     width_made,
 )
 from gpumemnet.summaries.module_tree import Node, parse_tree
-from gpumemnet.summaries.shape_inference import Walk
+from gpumemnet.summaries.shape_inference import ShapeInference
 from gpumemnet.summaries.shapes import Shape
-from gpumemnet.summaries.text import MOST_LAYERS, bad, counted, too_many
+from gpumemnet.summaries.text import MOST_LAYERS, bad, counted, first_names, too_many
 
 _ADAPTER = re.compile(r"(?:^|\.)(?:lora_\w+|modules_to_save)(?:\.|$)")
-_UNTOLD = "what is printed of this module does not tell how many parameters it has"
+_UNCOUNTED = "what is printed of this module does not tell how many parameters it has"
 _COUNTS = "A table of torchinfo counts them: torchinfo.summary(model, input_size=..., depth=10)."
 _SHARED_TABLE, _OWN_TABLE = "shared", "embed_tokens"  # in T5, BART and similar models
 _FEW = 2  # minimum of known layers for each unknown one
@@ -41,19 +41,19 @@ def read_tree(lines: Sequence[str], start: int, batch: int | None, sample: Shape
     root = parse_tree(lines, start)
     counting = _Counting()
     counting.count(root)
-    untold = counting.remarks()
+    uncounted = counting.remarks()
     if modules(root) > MOST_LAYERS:
         raise too_many(root.line, root.text)
-    walk = Walk(root, sample) if sample else None
+    inference = ShapeInference(root, sample) if sample else None
     layers: list[Layer] = []
-    _add_layers(layers, root, "", iter(walk.outputs()) if walk else None, batch or 1)
+    _add_layers(layers, root, "", iter(inference.outputs()) if inference else None, batch or 1)
     described = Described(
         layers=tuple(layers),
         batch=batch,
         parameters=sum(layer.parameters for layer in layers) if root.count is None else root.count,
         input=(batch or 1, *sample) if sample else (),
     )
-    remarks = (*(walk.remarks() if walk else ()), *untold, *_tied(root, layers))
+    remarks = (*(inference.remarks() if inference else ()), *uncounted, *_tied(root, layers))
     has_adapters = any("lora_" in line for line in lines)
     return ReadSummary(described=described, remarks=remarks, frozen=_frozen(layers) if has_adapters else 0)
 
@@ -85,7 +85,7 @@ class _Counting:
     """Parameters of all modules, from the leaves up."""
 
     weighty: list[Node] = field(default_factory=list)  # layers with weights, so far
-    untold: list[Node] = field(default_factory=list)
+    uncounted: list[Node] = field(default_factory=list)
 
     def count(self, node: Node) -> None:
         """Fills in `own` and `whole`."""
@@ -118,8 +118,8 @@ class _Counting:
         if own is not None:
             return own
         if not may_be_small(node.kind):
-            raise bad(node.line, node.text, _UNTOLD, _COUNTS)
-        self.untold.append(node)
+            raise bad(node.line, node.text, _UNCOUNTED, _COUNTS)
+        self.uncounted.append(node)
         return 0
 
     def _is_shared(self, node: Node) -> bool:
@@ -141,17 +141,17 @@ class _Counting:
 
     def remarks(self) -> tuple[str, ...]:
         """A few unknown modules are a remark; many may be most of the model, which is an error."""
-        if not self.untold:
+        if not self.uncounted:
             return ()
-        if _FEW * len(self.untold) > len(self.weighty):
-            raise bad(self.untold[0].line, self.untold[0].text, _UNTOLD, _COUNTS)
-        kinds = ", ".join(list(dict.fromkeys(node.kind for node in self.untold))[:3])
-        few = counted(sum(len(node.names) for node in self.untold), "module")
+        if _FEW * len(self.uncounted) > len(self.weighty):
+            raise bad(self.uncounted[0].line, self.uncounted[0].text, _UNCOUNTED, _COUNTS)
+        kinds = first_names(node.kind for node in self.uncounted)
+        few = counted(sum(len(node.names) for node in self.uncounted), "module")
         return (f"what is printed of {few} ({kinds}) does not tell how many parameters they have: none are counted",)
 
 
 def _is_table(node: Node) -> bool:
-    return looks_up(node.kind)
+    return is_embedding(node.kind)
 
 
 def _attention(node: Node) -> int:

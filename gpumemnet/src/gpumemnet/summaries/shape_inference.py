@@ -21,7 +21,7 @@ from math import isqrt, prod
 
 from carma.errors import Usage
 from gpumemnet.summaries import blocks
-from gpumemnet.summaries.blocks import Block
+from gpumemnet.summaries.blocks import OpenBlock
 from gpumemnet.summaries.module_tree import Node
 from gpumemnet.summaries.shapes import (
     Last,
@@ -44,14 +44,14 @@ _LARGEST = 1 << 60
 _CANNOT = (KeyError, ValueError, IndexError, ArithmeticError)
 
 
-class Walk:
+class ShapeInference:
     """One pass over the modules; `sample` is the input of one sample, without the batch."""
 
     def __init__(self, root: Node, sample: Shape) -> None:
         self._root = root
         self._sample = sample
         self._now = sample
-        self._blocks: list[Block] = [Block("", sample)]
+        self._blocks: list[OpenBlock] = [OpenBlock("", sample)]
         self._outputs: list[Shape | None] = []
         self._joined = 0
         self._channels_last = False  # of an image, moved there for norms and linear layers
@@ -79,12 +79,12 @@ class Walk:
     def _visit(self, node: Node, after: blocks.Wanted) -> None:
         """`after` is the requirement of the next module."""
         if len(node.names) > 1:
-            self._visit_again(node, after)
+            self._visit_repeated(node, after)
             return
         output = len(self._outputs)
         self._outputs.append(None)
         if node.kind == "MultiheadAttention":
-            self._attend(node, output)
+            self._call_attention(node, output)
         elif node.children:
             if blocks.is_layer_itself(node):
                 self._outputs[output] = self._call_leaf(node)
@@ -92,7 +92,7 @@ class Walk:
         elif node.kind not in blocks.TRANSPARENT:
             self._outputs[output] = self._call_leaf(node, after[0])
 
-    def _visit_again(self, node: Node, after: blocks.Wanted) -> None:
+    def _visit_repeated(self, node: Node, after: blocks.Wanted) -> None:
         """`(0-47): 48 x`: one after the other; equal inputs give equal outputs."""
         each = blocks.wanted_by((node,))
         before: tuple[Shape, blocks.Wanted] | None = None
@@ -110,25 +110,23 @@ class Walk:
             self._visit(replace(node, names=(name,)), now[1])
             before, made, joined = now, self._outputs[start:], joined + self._joined
 
-    def _visit_children(self, node: Node, after: blocks.Wanted) -> None:
+    def _visit_children(self, node: Node, after: blocks.Wanted, branches: bool = False) -> None:
         wants = blocks.wanted_behind(node.children, after)
         for child, behind in zip(node.children, wants, strict=True):
+            if branches and child.children:
+                self._feed(self._begin_chain(child, branches))
             self._visit(child, behind)
 
     def _call_block(self, node: Node, after: blocks.Wanted) -> None:
         branches, before = blocks.begins_branch(node), self._now
         if node.kind in blocks.TRANSPARENT:
-            wants = blocks.wanted_behind(node.children, after)
-            for child, behind in zip(node.children, wants, strict=True):
-                if branches and child.children:
-                    self._feed(self._begin_chain(child, branches))
-                self._visit(child, behind)
+            self._visit_children(node, after, branches)
             return
         if branches or node.kind == "Sequential":
             self._feed(self._begin_chain(node, branches))
-        given, self._now = self._now, self._marked(blocks.entering(node, self._now))
+        given, self._now = self._now, self._marked(blocks.input_of(node, self._now))
         is_mean = len(given) > 2 and prod(self._now[1:]) == 1
-        block = Block(node.kind, given if is_mean else self._now, is_last=self._channels_last)
+        block = OpenBlock(node.kind, given if is_mean else self._now, is_last=self._channels_last)
         self._blocks.append(block)
         if not self._channels_last and blocks.side_by_side(node, self._now, after[0]):
             for child in node.children:
@@ -137,13 +135,13 @@ class Walk:
         else:
             self._visit_children(node, after)
         self._blocks.pop()
-        self._now = self._marked(blocks.leaving(node, block, self._now))
+        self._now = self._marked(blocks.output_of(node, block, self._now))
         has_channels_first = not self._channels_last and not (self._in_rows and len(self._now) == 2)
         if has_channels_first and (joined := blocks.joined(block, self._now, after)):
             self._now = joined
             self._joined += 1
         self._blocks[-1].made.append(self._now)
-        if branches and blocks.goes_round(node, before, self._now, after[0]):
+        if branches and blocks.is_bypass(node, before, self._now, after[0]):
             self._now, self._channels_last = before, block.is_last
 
     def _begin_chain(self, node: Node, branches: bool) -> Shape:
@@ -157,8 +155,8 @@ class Walk:
                 break
             if channels is not None:
                 places = places_of(leaf.kind)
-                at_hand = self._at_hand(branches)
-                fitting = (shape for shape in at_hand if has_channels(turned_first(shape), channels, places))
+                available = self._available(branches)
+                fitting = (shape for shape in available if has_channels(turned_first(shape), channels, places))
                 found = next(fitting, self._now)
                 return self._now if not branches and self._is_part(found, channels, leaf) else found
             if features:
@@ -183,14 +181,14 @@ class Walk:
         if blocks.is_aside(node, block):
             return None
         before, was_last = self._now, self._channels_last
-        goes_round = node.names[0].startswith("shortcut")
+        is_shortcut = node.names[0].startswith("shortcut")
         if blocks.is_branch(node.names[0]) and changes_shape(node.kind) and len(block.entered) > 1:
             self._feed(block.entered)
             self._channels_last = block.is_last
         if inner := blocks.inner_activation(node.names[0], self._blocks[-1], self._now):
             return inner
         try:
-            out = self._words(node) if blocks.looks_up(node.kind) else self._made(node, wanted)
+            out = self._words(node) if blocks.is_embedding(node.kind) else self._made(node, wanted)
         except _CANNOT:
             raise bad(node.line, node.text, "what is printed of it does not tell what it makes", SHAPES) from None
         if not (out and min(out) > 0 and prod(out) < _LARGEST):
@@ -198,10 +196,10 @@ class Walk:
         self._channels_last = self._channels_last and not places_of(node.kind)
         self._now = out = self._marked(out)
         block.made.append(out)
-        if block.is_last and blocks.attends(block.kind):
+        if block.is_last and blocks.is_attention(block.kind):
             block.queries = (*out[1:], out[0]) if node.names[0] == "pool_q" else block.queries
             block.width = out[-1] if node.names[0] == "proj" else block.width
-        if goes_round:
+        if is_shortcut:
             self._now, self._channels_last = before, was_last
         return out
 
@@ -220,16 +218,16 @@ class Walk:
     def _words(self, node: Node) -> Shape:
         """Every embedding takes the input itself."""
         if len(self._sample) != 1:
-            raise self._misfit(node, "it looks up words: for such a model --input is the number of words, like 128")
+            raise self._no_fit(node, "it looks up words: for such a model --input is the number of words, like 128")
         self._in_rows = True
         return (*self._sample, int(node.printed["1"]))
 
-    def _attend(self, node: Node, output: int) -> None:
+    def _call_attention(self, node: Node, output: int) -> None:
         """Its projections are called inside it; modules printed below it are never called."""
         width = (node.children[0].printed if node.children else node.printed).get("in_features", "")
         shape = self._find_features(node, (int(width),)) if width.isdecimal() else None
         if shape is None:
-            raise self._misfit(node, f"it takes {width or 'an unknown number of'} features")
+            raise self._no_fit(node, f"it takes {width or 'an unknown number of'} features")
         self._now = self._outputs[output] = shape
         self._blocks[-1].made.append(shape)
         self._outputs += [None] * sum(blocks.modules(child) for child in node.children)
@@ -244,7 +242,7 @@ class Walk:
             return self._feed(self._with_features(node, features))
         places = places_of(node.kind)
         if places is not None and len(self._now) != places + 1:
-            raise self._misfit(node, f"it takes channels and {places} sizes")
+            raise self._no_fit(node, f"it takes channels and {places} sizes")
         return self._now
 
     def _with_channels(self, node: Node, channels: int) -> Shape:
@@ -257,27 +255,27 @@ class Walk:
             return (channels, *now[1:])
         if now[0] != channels and (part := blocks.next_part(self._blocks, channels, len(now))):
             return part
-        for shape in self._at_hand():
+        for shape in self._available():
             if has_channels(shape, channels, places):
                 return self._part(channels) if self._is_part(shape, channels, node) else shape
-        for shape in self._at_hand():
+        for shape in self._available():
             is_last = places == 1 or type(shape) is Last
             if is_last and places == len(shape) - 1 and shape[-1] == channels:
                 self._channels_last = self._in_rows = False
                 return (channels, *shape[:-1])
-        if (
-            1 < len(now) == (len(now) if places is None else places + 1)
-            and now[0] < channels <= self._made_channels().total()
-        ):
+        if self._fits(places) and now[0] < channels <= self._made_channels().total():
             return self._join((channels, *now[1:]))
         if self._may_split(places) and now[0] > channels == -(-now[0] // round(now[0] / channels)):
             return self._part(channels)
-        raise self._misfit(node, f"it takes {channels} channels")
+        raise self._no_fit(node, f"it takes {channels} channels")
+
+    def _fits(self, places: int | None) -> bool:
+        """Whether the output has channels and this number of sizes."""
+        return 1 < len(self._now) == (len(self._now) if places is None else places + 1)
 
     def _may_split(self, places: int | None) -> bool:
         """Whether the output may be split: not in a Sequential, and not between the model's own blocks."""
-        fits = 1 < len(self._now) == (len(self._now) if places is None else places + 1)
-        return fits and len(self._blocks) > 2 and self._blocks[-1].kind != "Sequential"
+        return self._fits(places) and len(self._blocks) > 2 and self._blocks[-1].kind != "Sequential"
 
     def _part(self, channels: int) -> Shape:
         """The last output was split and this is one of the parts, or the parts are concatenated again."""
@@ -315,7 +313,7 @@ class Walk:
             heads = node.names[0] in ("proj_l", "proj_w") and len(self._now) == 2  # they mix the scores of heads
             return (*self._now[:-1], *self._now[: int(heads)], *features)
         if found is None:
-            raise self._misfit(node, f"it takes {show(features)} features")
+            raise self._no_fit(node, f"it takes {show(features)} features")
         return found
 
     def _has_part(self, features: Shape) -> bool:
@@ -324,7 +322,7 @@ class Walk:
         if not is_rows or len(features) != 1:
             return False
         return self._now[-1] == 2 * features[0] or (
-            blocks.attends(self._blocks[-1].kind) and features[0] < self._now[-1]
+            blocks.is_attention(self._blocks[-1].kind) and features[0] < self._now[-1]
         )
 
     def _join(self, shape: Shape) -> Shape:
@@ -340,7 +338,7 @@ class Walk:
     def _find_features(self, node: Node, features: Shape) -> Shape | None:
         """Rows are flattened only if nothing else fits, because their length may be any number."""
         count = len(features)
-        for shape in self._at_hand():
+        for shape in self._available():
             if count == 1 and len(shape) == 2 and shape == (features[0], self._places):
                 return shape[::-1]
             is_image = len(shape) > 2 and shape[:1] == features and not self._channels_last
@@ -349,14 +347,14 @@ class Walk:
             if count == 1 and len(shape) > 2 and (fitted := self._as_features(shape, features[0], node)):
                 self._channels_last = self._channels_last or len(fitted) > 2
                 return self._marked(fitted)
-        if count == 1 and len(self._blocks) > 2 and (turned := self._turned(features[0])):
+        if count == 1 and len(self._blocks) > 2 and (turned := self._transposed_rows(features[0])):
             return turned
-        rows = (shape for shape in self._at_hand() if len(shape) == 2)
+        rows = (shape for shape in self._available() if len(shape) == 2)
         return features if any((prod(shape),) == features for shape in rows) else None
 
-    def _turned(self, places: int) -> Shape | None:
+    def _transposed_rows(self, places: int) -> Shape | None:
         """Transposed rows, for layers that mix the positions of an image."""
-        for shape in self._at_hand():
+        for shape in self._available():
             if len(shape) == 2 and shape[0] == self._places == places:
                 return shape[::-1]
             if len(shape) == 3 and self._channels_last and prod(shape[:-1]) == places:
@@ -374,14 +372,14 @@ class Walk:
         if shape[0] != features or (self._channels_last and shape is self._now):
             return None
         is_mixed = self._places == prod(shape[1:])
-        if is_mixed or node.kind.endswith(("Norm", "Attention")) or blocks.attends(block.kind) or block.is_last:
+        if is_mixed or node.kind.endswith(("Norm", "Attention")) or blocks.is_attention(block.kind) or block.is_last:
             if node.line < self._last_of_maps:
                 return (*shape[1:], features)
             self._in_rows, self._places = True, prod(shape[1:])
             return (self._places, features)
         return None if shape is self._sample else (features,)
 
-    def _at_hand(self, branches: bool = False) -> Iterator[Shape]:
+    def _available(self, branches: bool = False) -> Iterator[Shape]:
         """The last output; then for each block, from the innermost, its input and the outputs of its modules, the
         latest first. A branch begins with the input of its block."""
         words = self._sample if self._in_rows else None  # numbers of words: only embeddings take them
@@ -394,5 +392,5 @@ class Walk:
                 yield block.entered
             yield from reversed(block.made)
 
-    def _misfit(self, node: Node, why: str) -> Usage:
+    def _no_fit(self, node: Node, why: str) -> Usage:
         return bad(node.line, node.text, f"nothing before it fits, the last output is {show(self._now)}: {why}", SHAPES)

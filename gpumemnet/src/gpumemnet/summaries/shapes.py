@@ -5,32 +5,38 @@ without the batch: channels first for images, (length, width) for sequences.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from math import floor, prod
+from typing import Any
 
-from gpumemnet.summaries.module_parameters import KINDS_KEPT, Printed, integers
+from gpumemnet.summaries.module_parameters import NAMES_CACHED, Printed, by_name, integers, named
 
 Shape = tuple[int, ...]
-_CONVOLUTION = re.compile(r"(?:Deform|(?:Scaled)?Std)?Conv[123]d(?:Same)?|Conv3D(?:Simple|NoTemporal)")
-_TRANSPOSED = re.compile(r"ConvTranspose([123])d")
-_BY_CHANNELS = re.compile(
-    r"(?:Sync|Frozen)?(?:BatchNorm|InstanceNorm)([123]d)?\w*|(?:Layer|Rms|Simple)Norm(?:Act)?2d(?:Fp32)?"
-)
-_GROUPS = re.compile(r"GroupNorm1?(?:Act)?")
-_POOL = re.compile(r"(?:Max|Avg|LP)Pool([123])d(?:Same)?")
-_WHOLE = re.compile(r"(?:Global|Fast|SelectAdaptive)\w*Pool\w*|GeM\w*")  # of a whole image
-_ADAPTIVE = re.compile(r"Adaptive(?:Max|Avg)Pool([123])d")
+_CONVOLUTION = r"(?:Deform|(?:Scaled)?Std)?Conv[123]d(?:Same)?|Conv3D(?:Simple|NoTemporal)"
+_TRANSPOSED = "ConvTranspose[123]d"
+_BY_CHANNELS = r"(?:Sync|Frozen)?(?:BatchNorm|InstanceNorm)(?:[123]d)?\w*|(?:Layer|Rms|Simple)Norm(?:Act)?2d(?:Fp32)?"
+_POOL = "(?:Max|Avg|LP)Pool[123]d(?:Same)?"
+_WHOLE = r"(?:Global|Fast|SelectAdaptive)\w*Pool\w*|GeM\w*"  # of a whole image
+_ADAPTIVE = "Adaptive(?:Max|Avg)Pool[123]d"
 _PLACES = re.compile(
     r"(?:(?:Deform|(?:Scaled)?Std)?Conv|ConvTranspose|(?:Adaptive)?(?:Max|Avg|LP)Pool|BatchNorm(?:Act)?(?!1)"
     r"|InstanceNorm(?!1)|(?:Layer|Rms|Simple)Norm(?:Act)?)([123])d(?:Same|Fp32)?|Conv(3)D(?:Simple|NoTemporal)"
 )
-_ROW_NORMS = ("LayerNorm", "RMSNorm", "LayerNormFp32", "LayerNormAct", "RmsNorm", "RmsNormFp32", "SimpleNorm")
-_RECURRENT = re.compile(r"LSTM|GRU|RNN")
-_WIDE = re.compile(r"\w*Linear|Conv1D|Bilinear")
+_ROW_NORMS = ".*(?:LayerNorm|RMSNorm|LayerNormFp32|LayerNormAct|RmsNorm|RmsNormFp32|SimpleNorm)"
+_RECURRENT = "LSTM|GRU|RNN"
+
+is_convolution = named(_CONVOLUTION)
+is_whole_pool = named(_WHOLE)
+is_pool = named(f"{_POOL}|{_ADAPTIVE}|{_WHOLE}")
+keeps_channels = named(_POOL)
+_channels_key = by_name({"GroupNorm1?(?:Act)?": "1", f"{_CONVOLUTION}|{_TRANSPOSED}|{_BY_CHANNELS}": "0"})
+_features_key = by_name(
+    {"Conv1D": "nx", "Bilinear": "in1_features", f"{_RECURRENT}|{_ROW_NORMS}": "0", r"\w*Linear": "in_features"}
+)
 
 
-@lru_cache(KINDS_KEPT)
+@lru_cache(NAMES_CACHED)
 def _sizes(text: str) -> Shape:
     return tuple(integers(text))
 
@@ -41,31 +47,13 @@ def channels_taken(kind: str, printed: Printed) -> int | None:
     return None if key is None else _sizes(printed[key])[0]
 
 
-@lru_cache(KINDS_KEPT)
-def _channels_key(kind: str) -> str | None:
-    if _GROUPS.fullmatch(kind):
-        return "1"
-    wants = (_CONVOLUTION, _TRANSPOSED, _BY_CHANNELS)
-    return "0" if any(pattern.fullmatch(kind) for pattern in wants) else None
-
-
 def features_taken(kind: str, printed: Printed) -> Shape | None:
     """The last sizes of the module's input; None if any fit."""
     key = _features_key(kind)
     return None if key is None else _sizes(printed[key])
 
 
-@lru_cache(KINDS_KEPT)
-def _features_key(kind: str) -> str | None:
-    named = {"Conv1D": "nx", "Bilinear": "in1_features"}
-    if kind in named:
-        return named[kind]
-    if _RECURRENT.fullmatch(kind) or kind.endswith(_ROW_NORMS):
-        return "0"
-    return "in_features" if _WIDE.fullmatch(kind) else None
-
-
-@lru_cache(KINDS_KEPT)
+@lru_cache(NAMES_CACHED)
 def places_of(kind: str) -> int | None:
     """The number of sizes of its input besides the channels (2 of an image); None if any fits."""
     found = _PLACES.fullmatch(kind)
@@ -74,10 +62,6 @@ def places_of(kind: str) -> int | None:
 
 def changes_shape(kind: str) -> bool:
     return _rule(kind) is not None
-
-
-def keeps_channels(kind: str) -> bool:
-    return _POOL.fullmatch(kind) is not None
 
 
 class Last(tuple[int, ...]):
@@ -92,21 +76,6 @@ def turned_first(shape: Shape) -> Shape:
 
 def has_channels(shape: Shape, channels: int, places: int | None) -> bool:
     return type(shape) is not Last and shape[0] == channels and (places is None or len(shape) == places + 1)
-
-
-@lru_cache(KINDS_KEPT)
-def is_convolution(kind: str) -> bool:
-    return _CONVOLUTION.fullmatch(kind) is not None
-
-
-@lru_cache(KINDS_KEPT)
-def is_whole_pool(kind: str) -> bool:
-    return _WHOLE.fullmatch(kind) is not None
-
-
-@lru_cache(KINDS_KEPT)
-def is_pool(kind: str) -> bool:
-    return any(pattern.fullmatch(kind) for pattern in (_POOL, _ADAPTIVE, _WHOLE))
 
 
 def steps_of(printed: Printed) -> int:
@@ -150,45 +119,43 @@ def _whole(printed: Printed, shape: Shape) -> Shape:
     return (channels,) if is_flat else (channels, *(1 for _ in shape[1:]))
 
 
+def _windows(printed: Printed, shape: Shape, **defaults: str) -> Iterator[tuple[Any, ...]]:
+    """Each size of the image, with these attributes for it."""
+    each = (_each(printed, name, len(shape) - 1, default) for name, default in defaults.items())
+    return zip(shape[1:], *each, strict=True)
+
+
 def _convolved(printed: Printed, shape: Shape) -> Shape:
-    places = len(shape) - 1
-    kernel = _each(printed, "kernel_size", places, "")
-    stride = _each(printed, "stride", places, "1")
-    dilation = _each(printed, "dilation", places, "1")
     padding = printed.get("padding", "0").strip("'\"")
     if padding == "same":
         return (int(printed["1"]), *shape[1:])
-    around = (0,) * places if padding == "valid" else _each(printed, "padding", places, "0")
+    padded = {**printed, "padding": "0" if padding == "valid" else padding}
+    windows = _windows(padded, shape, kernel_size="", stride="1", padding="0", dilation="1")
     sizes = (
-        (size + 2 * around[place] - dilation[place] * (kernel[place] - 1) - 1) // stride[place] + 1
-        for place, size in enumerate(shape[1:])
+        (size + 2 * around - dilation * (kernel - 1) - 1) // stride + 1
+        for size, kernel, stride, around, dilation in windows
     )
     return (int(printed["1"]), *sizes)
 
 
 def _transposed(printed: Printed, shape: Shape) -> Shape:
-    places = len(shape) - 1
-    kernel = _each(printed, "kernel_size", places, "")
-    stride, dilation = _each(printed, "stride", places, "1"), _each(printed, "dilation", places, "1")
-    padding, more = _each(printed, "padding", places, "0"), _each(printed, "output_padding", places, "0")
+    windows = _windows(printed, shape, kernel_size="", stride="1", padding="0", output_padding="0", dilation="1")
     sizes = (
-        (size - 1) * stride[place] - 2 * padding[place] + dilation[place] * (kernel[place] - 1) + more[place] + 1
-        for place, size in enumerate(shape[1:])
+        (size - 1) * stride - 2 * around + dilation * (kernel - 1) + more + 1
+        for size, kernel, stride, around, more, dilation in windows
     )
     return (int(printed["1"]), *sizes)
 
 
 def _pooled(printed: Printed, shape: Shape) -> Shape:
-    places = len(shape) - 1
-    kernel = _each(printed, "kernel_size", places, printed.get("1", ""))
-    stride = _each(printed, "stride", places, str(tuple(kernel)))
-    padding, dilation = _each(printed, "padding", places, "0"), _each(printed, "dilation", places, "1")
+    sides = printed.get("kernel_size", printed.get("1", ""))
     up = printed.get("ceil_mode") == "True"
     sizes = []
-    for place, size in enumerate(shape[1:]):
-        room = size + 2 * padding[place] - dilation[place] * (kernel[place] - 1) - 1
-        count = (-(-room // stride[place]) if up else room // stride[place]) + 1
-        if up and (count - 1) * stride[place] >= size + padding[place]:
+    windows = _windows(printed, shape, kernel_size=sides, stride=sides, padding="0", dilation="1")
+    for size, kernel, stride, around, dilation in windows:
+        room = size + 2 * around - dilation * (kernel - 1) - 1
+        count = (-(-room // stride) if up else room // stride) + 1
+        if up and (count - 1) * stride >= size + around:
             count -= 1  # a window must not begin beyond the input and its left padding
         sizes.append(count)
     return (shape[0], *sizes)
@@ -254,30 +221,23 @@ def _halved(printed: Printed, shape: Shape) -> Shape:
     return tuple(sizes)
 
 
-_Make = Callable[[Printed, Shape], Shape]
-_RULES: tuple[tuple[re.Pattern[str], _Make], ...] = tuple(
-    (re.compile(pattern), make)
-    for pattern, make in (
-        (r"\w*(Conv|Pool)2dSame", _same),
-        (_CONVOLUTION.pattern, _convolved),
-        (_TRANSPOSED.pattern, _transposed),
-        (_POOL.pattern, _pooled),
-        (_ADAPTIVE.pattern, _adapted),
-        (_WHOLE.pattern, _whole),
-        (r"BlurPool\w*", _blurred),
-        ("Conv1D", _last("nf")),
-        (_WIDE.pattern, _last("out_features")),
-        (_RECURRENT.pattern, _recurrent),
-        ("Flatten", _flattened),
-        ("Unflatten", _unflattened),
-        (r"Upsampl\w*", _upsampled),
-        ("PixelShuffle", _shuffled),
-        (r"\w*Pad[123]d", _padded),
-        ("GLU", _halved),
-    )
+_rule = by_name(
+    {
+        r"\w*(Conv|Pool)2dSame": _same,
+        _CONVOLUTION: _convolved,
+        _TRANSPOSED: _transposed,
+        _POOL: _pooled,
+        _ADAPTIVE: _adapted,
+        _WHOLE: _whole,
+        r"BlurPool\w*": _blurred,
+        "Conv1D": _last("nf"),
+        r"\w*Linear|Bilinear": _last("out_features"),
+        _RECURRENT: _recurrent,
+        "Flatten": _flattened,
+        "Unflatten": _unflattened,
+        r"Upsampl\w*": _upsampled,
+        "PixelShuffle": _shuffled,
+        r"\w*Pad[123]d": _padded,
+        "GLU": _halved,
+    }
 )
-
-
-@lru_cache(KINDS_KEPT)
-def _rule(kind: str) -> _Make | None:
-    return next((make for pattern, make in _RULES if pattern.fullmatch(kind)), None)

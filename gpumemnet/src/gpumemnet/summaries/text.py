@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from carma.errors import Usage
 
@@ -15,7 +16,6 @@ HINT = "It takes what torchinfo, torchsummary, print(model) or Keras' model.summ
 MOST_LAYERS = 100_000  # ten times as many as in any model that is trained
 _SHAPE = re.compile(r"\[\s*(-?\d{1,12}(?:\s*,\s*-?\d{1,12})*)?\s*\]", re.ASCII)
 _COUNT = re.compile(r"\d{1,3}(?:,\d{3}){1,6}|\d{1,18}", re.ASCII)
-_HEAD = re.compile(r"\s*(?:Layer \(type.*Param|[┃│|]\s*Layer \(type)")
 
 
 def bad(number: int, line: str, why: str, hint: str = HINT) -> Usage:
@@ -37,11 +37,14 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
+def first_names(names: Iterable[str]) -> str:
+    """The first three different ones."""
+    return ", ".join(list(dict.fromkeys(names))[:3])
+
+
 def is_header(line: str) -> bool:
     """Of a table; a terminal may have cut off the last columns of a box of Keras."""
-    return (
-        "Layer (type" in line and line.lstrip(" \t┃│|").startswith("Layer (type") and ("Param" in line or "┃" in line)
-    )
+    return line.lstrip(" \t┃│|").startswith("Layer (type") and ("Param" in line or "┃" in line)
 
 
 def is_rule(line: str) -> bool:

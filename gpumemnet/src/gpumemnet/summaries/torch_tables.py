@@ -11,7 +11,6 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from carma.trial.layers.description import Described, Layer, ReadSummary
-from gpumemnet.summaries.input_size import square_image
 from gpumemnet.summaries.module_parameters import (
     has_activation,
     holds_weights,
@@ -27,13 +26,14 @@ from gpumemnet.summaries.text import (
     bad,
     counted,
     cut_off,
+    first_names,
     is_header,
     is_rule,
     read_count,
     read_shape,
     too_many,
 )
-from gpumemnet.summaries.totals import Figures, check_total, input_of, read_figures
+from gpumemnet.summaries.totals import Figures, check_total, input_of, read_figures, square_image
 
 _FLAT_ROW = re.compile(r"\s*(?P<kind>\w{1,200})-\d+\s+(?P<shape>\[.*\])\s+(?P<count>[\d,]+)\s*", re.ASCII)
 _TREE_ROW = re.compile(r"([\s│├└─|+-]*)(\w{1,200})(?: \(([^)]*)\))?(?:: \d+-\d+)?", re.ASCII)
@@ -216,7 +216,7 @@ def _gaps(rows: Sequence[_Row], leaves: Sequence[_Leaf]) -> tuple[str, ...]:
     ends = [row for _, row, _ in leaves if row.kind in unknown] if unknown else []
     cut = [row for row in ends if row.parameters and (row.depth == deepest or is_container(row.kind))]
     if sum(row.parameters for row in cut) > _CUT_SHARE * sum(row.parameters for _, row, _ in leaves):
-        kinds = ", ".join(list(dict.fromkeys(row.kind for row in cut))[:3])
+        kinds = first_names(row.kind for row in cut)
         stops = f"the table stops above the layers of {counted(len(cut), 'block')} ({kinds})"
         found.append(f"{stops}: print it with depth=10 (torchinfo.summary(model, ..., depth=10))")
     return (*found, *_uncalled(rows, leaves))
@@ -230,7 +230,7 @@ def _uncalled(rows: Sequence[_Row], leaves: Sequence[_Leaf]) -> tuple[str, ...]:
     count = sum(row.parameters for row in own)
     if count <= _UNCALLED_SHARE * sum(row.parameters for _, row, _ in leaves):
         return ()
-    kinds = ", ".join(list(dict.fromkeys(row.kind for row in own))[:3])
+    kinds = first_names(row.kind for row in own)
     said = f"{count:,} parameters of {kinds} are of no layer in the table: their modules may not have been called"
     return (f'{said}; torchinfo.summary(model, ..., mode="train") shows those of training',)
 
