@@ -12,7 +12,7 @@ import pytest
 
 import carma.trial
 from carma.trial.layers.description import Described
-from carma.trial.replay.attention_scores import with_attention
+from carma.trial.replay.library_memory import with_attention
 from tests.estimating.trying import Trying, stepped
 
 # Each case runs in a fork of one interpreter that has imported torch, on the CPU: descriptions need no emulated GPU.

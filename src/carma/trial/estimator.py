@@ -15,10 +15,9 @@ from carma.core.model.values import Demand, Estimate, Gpu, NoEstimate
 from carma.core.ports import EstimateRequest
 from carma.trial.protocol import Context, Trial, Trials
 from carma.trial.replay import card_constants as constants
-from carma.trial.replay.attention_scores import with_attention
 from carma.trial.replay.bound import Bound, bound_for
 from carma.trial.replay.footprint import MIB, Figure, NotFigured, figure
-from carma.trial.replay.library_memory import nccl_bytes
+from carma.trial.replay.library_memory import nccl_bytes, with_attention
 from carma.trial.report import Report
 
 LEAST_STEPS = 2  # the first allocates the optimizer's state, the second runs with it

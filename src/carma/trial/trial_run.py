@@ -19,7 +19,7 @@ from carma.core.ports import EstimateRequest
 from carma.trial.fingerprint import LIMIT_S, Unanswered, fingerprint, folder_digest
 from carma.trial.layers.description import Described
 from carma.trial.protocol import Trial
-from carma.trial.replay.attention_scores import with_attention
+from carma.trial.replay.library_memory import with_attention
 from carma.trial.report import EVENTS, FORMAT, REPORT, Report
 from carma.trial.sandbox import Limits, Sandbox, SandboxResult, SandboxRun
 from carma.trial.trial_cache import TrialCache

@@ -6,7 +6,7 @@ import pytest
 
 from carma.trial.layers.description import Described, Layer
 from carma.trial.protocol import Trial
-from carma.trial.replay.attention_scores import with_attention
+from carma.trial.replay.library_memory import with_attention
 from carma.trial.report import ALLOC, FREE, Event, write_events
 from tests.trials import report
 

@@ -20,10 +20,10 @@ INSIDE = Path(carma.trial.__file__).parent / "inside"
 
 @pytest.fixture
 def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Imports a fresh module of the package by its name."""
+    """Imports a fresh module of the package by its name, or the package."""
     monkeypatch.syspath_prepend(str(INSIDE))
     kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "carma_trial"}
-    yield lambda name: importlib.import_module(f"carma_trial.{name}")
+    yield lambda name="": importlib.import_module(f"carma_trial.{name}".rstrip("."))
     for name in list(sys.modules):
         if name.partition(".")[0] == "carma_trial":
             del sys.modules[name]
@@ -83,7 +83,7 @@ def test_a_module_is_changed_when_it_is_imported_also_after_a_search_for_it(
     (tmp_path / "hooked_module.py").write_text("value = seen = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    hooks, calls = inside("import_hooks"), list[str]()
+    hooks, calls = inside(), list[str]()
 
     def after(module: ModuleType) -> None:
         calls.append(f"after {module.value}")

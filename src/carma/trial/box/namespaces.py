@@ -14,8 +14,7 @@ import sys
 
 from carma import cgroups
 from carma.trial.box import kernel, supervisor
-from carma.trial.box.mounts import is_within, mount_points
-from carma.trial.box.responsive_paths import answers
+from carma.trial.box.mounts import answers, is_within, mount_points
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,20 +7,27 @@
 2. `outside_bytes`: memory outside the allocator, as `inside/carma_measure` read it. On an H200 with torch 2.11: 610 MiB
    for the context, 66 MiB for each thread that multiplies matrices (cuBLAS makes a handle for each, and autograd has
    threads of its own), 18 MiB once cuDNN is used. Other kernels add little, since they are in the same few modules.
+3. `with_attention`: whether attention stored its scores. Layers do not show it: a setting chooses the function.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from math import prod
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from carma.trial.layers.description import Described
+from carma.trial.layers.kinds import kind_of
+from carma.trial.protocol import Trial
 from carma.trial.replay import card_constants
 from carma.trial.replay.card_constants import Constants
 from carma.trial.replay.conv_shapes import OPS as CONVOLUTIONS
 from carma.trial.replay.conv_workspaces import ConvWorkspaces, shipped_convolutions
 from carma.trial.replay.replay import NO_SCRATCH, Scratch
-from carma.trial.report import CALL, Call, Event, Report
+from carma.trial.report import ALLOC, CALL, Call, Event, Report, read_events
 
 MIB = 1 << 20
 HOPPER_WORKSPACE_BYTES, WORKSPACE_BYTES, LT_EXTRA_BYTES = 32 * MIB, 8_519_680, 1 * MIB
@@ -31,6 +38,11 @@ _WITHOUT_SOLVER = frozenset(("aten::linalg_vector_norm", "aten::linalg_cross"))
 _DEFAULT = {"init": 610 * MIB, "matmul_fp32": 66 * MIB, "conv_fp32": 18 * MIB}  # if the GPU's file has no figure
 # NCCL allocates this outside torch, for one group of processes (reported on an A100: NVIDIA/nccl issue 964).
 NCCL_PAIR_BYTES, NCCL_BYTES = 544 * MIB, 688 * MIB
+
+_FUSED = "sdpa_"  # prefix of the report's flags for torch's fused attention
+_LINEAR = ("linear", "conv1d")
+_SHARE = 0.2  # of the counted scores: some layers have longer rows than attention
+_SCORE_BYTES = 2  # least size of a score
 
 Rule = Callable[[Call], Scratch]
 
@@ -107,3 +119,34 @@ def _uses(op: str, prefixes: tuple[str, ...]) -> bool:
 def _blas_threads(report: Report, events: Iterable[Event]) -> int:
     blas = {index for index, call in enumerate(report.calls) if call.op in BLAS}
     return len({event.thread for event in events if event.kind == CALL and event.what in blas})
+
+
+def with_attention(described: Described, trial: Trial) -> Described:
+    """Eager if a softmax was about as large as one layer's scores. Over windows, or of a gate, it is much smaller."""
+    fused = any(flag.startswith(_FUSED) for flag in trial.report.flags)
+    if (scores := _scores(described)) and _largest_softmax_bytes(trial) >= _SHARE * _SCORE_BYTES * scores:
+        return replace(described, attention="eager")
+    return replace(described, attention="sdpa") if fused else described
+
+
+def _scores(described: Described) -> int:
+    """Number of scores in one layer, as `gpumemnet` counts them; 0 if the heads or the batch are unknown."""
+    batch, heads = described.batch or 0, described.heads or 0
+    if not batch or not heads:
+        return 0
+    linear = (layer for layer in described.layers if layer.output and kind_of(layer.kind) in _LINEAR)
+    length = max((prod(layer.output[:-1]) // batch for layer in linear), default=0)
+    return batch * heads * length * length
+
+
+def _largest_softmax_bytes(trial: Trial) -> int:
+    ops = _forward_softmaxes(trial.report)
+    sizes = (event.bytes for event in read_events(trial.events) if event.kind == ALLOC and event.what in ops)
+    return max(sizes, default=0) if ops else 0
+
+
+def _forward_softmaxes(report: Report) -> frozenset[int]:
+    """Indices of these ops; a logarithm of a softmax is a loss."""
+    names = ("log_softmax", "backward")
+    found = (place for place, op in enumerate(report.ops) if "softmax" in op and not any(name in op for name in names))
+    return frozenset(found)

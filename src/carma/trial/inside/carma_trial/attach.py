@@ -22,7 +22,6 @@ from . import (
     parallel,
     report,
     rnn,
-    scratch,
     shortcuts,
     storages,
     values,
@@ -60,7 +59,7 @@ def attach():
 def _attach_kernels():
     warnings.filterwarnings("ignore", message=".*Overriding a previously registered kernel")
     own = {}
-    for module in (encoder, convolution, rnn, attention, scratch, values):
+    for module in (encoder, convolution, rnn, attention, kernels, values):
         own |= module.KERNELS
     names = sorted(_cuda_ops() - _IN_SHIM - set(own))
     lib = build.library

@@ -5,7 +5,7 @@ import inspect
 
 import torch
 
-from . import import_hooks, report
+from . import report, when_imported
 
 _LARGE = 1 << 16  # elements; small tensors are given their values, which cost nothing and may be looked at
 
@@ -15,8 +15,8 @@ def install():
     _no_large_initialisation()
     _no_compiling()
     torch._C._jit_override_can_fuse_on_gpu(False)  # TorchScript would compile kernels
-    import_hooks.when_imported("torch.utils.cpp_extension", _refuse_extensions)
-    import_hooks.when_imported("torch.profiler.profiler", _profile_cpu_only)
+    when_imported("torch.utils.cpp_extension", _refuse_extensions)
+    when_imported("torch.profiler.profiler", _profile_cpu_only)
     torch.Tensor.pin_memory = lambda tensor, *_a, **_w: tensor
     torch.Tensor.is_pinned = lambda *_a, **_w: False
 

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from . import evaluation, kernels, report, scratch
+from . import evaluation, kernels, report
 
 _FLIPS = 20
 _MOST = 1 << 18  # elements of a tensor whose values are known
@@ -166,7 +166,7 @@ def _index_put(self, indices, values, accumulate=False, unsafe=False):
     positions = _as_positions(indices)
     torch.ops.carma.forget(self)
     if accumulate and any(position is not None for position in positions):
-        scratch.added_by_index(self, values, positions)
+        kernels.added_by_index(self, values, positions)
     return self
 
 
