@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from carma.errors import Usage
+from gpumemnet import FAMILIES, Family
 from gpumemnet.cli.dataset import OTHERS, command
-from gpumemnet.dataset.config import FAMILIES, Config, Family, encode, ops_of, read_configs
+from gpumemnet.dataset.config import Config, encode, ops_of, read_configs
 from gpumemnet.dataset.generate import generate
 from gpumemnet.dataset.program_steps import Guess
 from gpumemnet.dataset.ranges import INPLACE, Ranges, load_ranges

@@ -10,7 +10,9 @@ import msgspec
 import pytest
 
 import gpumemnet.dataset
-from gpumemnet.dataset.config import FAMILIES, Config, Family, Precision, encode
+from carma.trial.layers.description import Precision
+from gpumemnet import FAMILIES, Family
+from gpumemnet.dataset.config import Config, encode
 from gpumemnet.dataset.generate import generate
 from gpumemnet.dataset.program import Ops, act, branches, op
 from gpumemnet.dataset.program_steps import Guess

@@ -21,7 +21,7 @@ from carma.trial import protocol
 from carma.trial.layers.description import Described, Layer
 from carma.trial.protocol import NoTrials
 from carma.trial.replay import card_constants as constants
-from carma.trial.replay.card_constants import Constants, Context
+from carma.trial.replay.card_constants import CardConstants, ContextReading
 from gpumemnet.serving import estimator
 from gpumemnet.serving import model as models
 from gpumemnet.serving.estimator import GpuMemNet, class_of
@@ -154,10 +154,10 @@ def test_another_gpu_is_a_warning_and_its_context_is_added(tmp_path: Path, folde
     cards = tmp_path / "cards"
     for gpu, start in (("NVIDIA H200", 600), ("Tesla T4", 350)):
         readings = (
-            Context(after="init", outside_bytes=start * MIB),
-            Context(after="matmul_fp32", outside_bytes=(start + 50) * MIB),
+            ContextReading(after="init", outside_bytes=start * MIB),
+            ContextReading(after="matmul_fp32", outside_bytes=(start + 50) * MIB),
         )
-        card = Constants(gpu=gpu, torch="2.11.0", contexts=readings)
+        card = CardConstants(gpu=gpu, torch="2.11.0", contexts=readings)
         constants.save(card, (), cards / constants.file_name(card))
     described = tiny.perceptron(batch=4096)
     asked = served(folder, cards=(cards,))
@@ -301,9 +301,9 @@ def test_a_model_that_would_be_read_wrongly_is_not_asked(folder: Path, changed: 
     assert reason in answer.reason
 
 
-def context(level: float = 0.9) -> protocol.Context:
+def context(level: float = 0.9) -> protocol.ContextReading:
     rules = Rules(memory=Memory(level=level))
-    return protocol.Context(archive=MemoryStore(), gpus=(), rules=rules, trials=Told(tiny.perceptron()))
+    return protocol.ContextReading(archive=MemoryStore(), gpus=(), rules=rules, trials=Told(tiny.perceptron()))
 
 
 def test_a_users_own_models_are_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from carma.estimate.combination import make_estimators
 from carma.store.memory import MemoryStore
 from carma.trial.layers.description import Described, Layer
 from carma.trial.protocol import Context, NoTrials, Trial, Trials
-from carma.trial.report import ALLOC, FORMAT, FREE, MARK, Event, Report, write_events
+from carma.trial.report import ALLOC, FORMAT, FREE, MARK, TrialEvent, TrialReport, write_events
 from gpumemnet.summaries import read_text
 from tests.harness import python_path
 
@@ -155,12 +155,12 @@ def trial(*events: tuple[int, int, int], steps: int = 3, reason: str = "") -> Tr
     """Events as (kind, id or mark, MiB)."""
     marks = ("forward", "backward", "step")
     rows = [
-        Event(kind, 0, 0, what if kind == MARK else 0, 0 if kind == MARK else what, mib * MIB)
+        TrialEvent(kind, 0, 0, what if kind == MARK else 0, 0 if kind == MARK else what, mib * MIB)
         for kind, what, mib in events
     ]
     stop = "error" if reason else "steps"
     report = msgspec.convert(
-        {"format": FORMAT, "stop": stop, "reason": reason, "steps": steps, "marks": marks}, type=Report
+        {"format": FORMAT, "stop": stop, "reason": reason, "steps": steps, "marks": marks}, type=TrialReport
     )
     return Trial(report=report, events=write_events(iter(rows)), seconds=1.0)
 

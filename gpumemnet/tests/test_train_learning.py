@@ -8,13 +8,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from gpumemnet.training import learners
+from gpumemnet.training import NAMES, learners
 from gpumemnet.training import published_recipe as published
 from gpumemnet.training.cross_validation import Answers, Job, answer, by_chance, by_shape, compete
 from gpumemnet.training.ensemble import Fit, at_level, cheapest, conformal, learn
 from gpumemnet.training.graph import fit_graph
 from gpumemnet.training.learners import Learner, fit_attention, fit_dense
-from gpumemnet.training.names import NAMES
 from gpumemnet.training.samples import MEDIAN, QUANTILES, Numbers, Samples, Scale, Wholes
 from gpumemnet.training.trees import fit_boosted, fit_forests
 from gpumemnet_fixtures.training_data import made, threads_as_they_were  # noqa: F401

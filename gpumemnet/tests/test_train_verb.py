@@ -130,9 +130,9 @@ def test_figures_as_json(public: Path, tmp_path: Path, capsys: pytest.CaptureFix
     [
         (["x.parquet"], "there is nothing to do"),
         (["--evaluate"], "there is no data to learn from"),
-        (["--evaluate", "--only", "oracle"], "there is no 'oracle'; there are mlp-based"),
-        (["--evaluate", "--families", "rnn"], "there is no 'rnn'; there are mlp, cnn, transformer"),
-        (["--evaluate", "--only", ""], "no name was given; there are mlp-based"),
+        (["--evaluate", "--only", "oracle"], "'oracle' is not one of mlp-based"),
+        (["--evaluate", "--families", "rnn"], "'rnn' is not one of mlp, cnn, transformer"),
+        (["--evaluate", "--only", ""], "'' is not one of mlp-based"),
         (["nowhere.parquet", "--out", "models"], "nowhere.parquet cannot be read"),
         (["--evaluate", "--public-mlp", "nowhere.csv"], "nowhere.csv cannot be read"),
         (["x.parquet", "--out", "m", "--only", "extra-trees,boosted"], "of extra-trees, boosted there are no models"),
@@ -145,7 +145,7 @@ def test_wrong_arguments_are_errors(words: list[str], said: str, capsys: pytest.
 
 
 def test_what_is_missing_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpumemnet.training.names.EXTRA", {"torch": "torch", "no_such_module": "no-such-package"})
+    monkeypatch.setattr("gpumemnet.cli.train.EXTRA", {"torch": "torch", "no_such_module": "no-such-package"})
     assert main(["train", "x.parquet", "--evaluate"]) == 1
     said = capsys.readouterr().err
     assert "not installed: no-such-package" in said

@@ -10,8 +10,8 @@ import pytest
 
 from carma.cli import main
 from carma_lab.bench import gpumemnet as bench
+from gpumemnet import FAMILIES
 from gpumemnet.serving.features import features
-from gpumemnet.serving.model_facts import FAMILIES
 from gpumemnet.summaries import read_text
 from gpumemnet_fixtures import gpumemnet_models as tiny
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpumemnet.dataset.config import FAMILIES
+from gpumemnet import FAMILIES
 from gpumemnet.dataset.describe import Family, Range, describe, figure
 from gpumemnet.dataset.schema import COLUMNS
 from gpumemnet.dataset.table import read

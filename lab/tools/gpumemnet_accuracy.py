@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from gpumemnet.training import NAMES, SERVED, WIDTHS_GB
 from gpumemnet.training.accuracy_report import Entry, Judged, Report
 from gpumemnet.training.main import PUBLIC
-from gpumemnet.training.names import NAMES, SERVED, WIDTHS_GB
 from gpumemnet.training.scores import Classes
 from tools.markdown import table
 

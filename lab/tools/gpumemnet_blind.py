@@ -19,8 +19,8 @@ import numpy as np
 from gpumemnet.dataset.table import read
 from gpumemnet.serving.model import runtime
 from gpumemnet.serving.model_facts import GB_MIB, read_facts
+from gpumemnet.training import PUBLISHED_WIDTHS_GB
 from gpumemnet.training.ensemble import PLAIN_MIB, at_level
-from gpumemnet.training.names import PUBLISHED_WIDTHS_GB
 from gpumemnet.training.samples import Numbers, Samples, Wholes, read_table
 
 DATA, MODELS = Path("gpumemnet/datasets/h200"), Path("gpumemnet/src/gpumemnet/serving/data")

@@ -24,10 +24,11 @@ from carma_lab.bench import gpumemnet as speedbench
 from carma_lab.bench.machine import Machine
 from carma_lab.bench.memory.comparison_file import read as read_comparison
 from carma_lab.bench.memory.figures import Summary
-from gpumemnet.serving.model_facts import FAMILIES, SHIPPED, Facts, read_facts
+from gpumemnet import FAMILIES
+from gpumemnet.serving.model_facts import SHIPPED, Facts, read_facts
+from gpumemnet.training import SERVED
 from gpumemnet.training.accuracy_report import Report
 from gpumemnet.training.accuracy_report import read as read_report
-from gpumemnet.training.names import SERVED
 from lab.tools import gpumemnet_accuracy as accuracy
 from tools.markdown import filled, renew, table
 

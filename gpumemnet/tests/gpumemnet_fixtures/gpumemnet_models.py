@@ -16,9 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from carma.trial.layers.description import Described, Layer
 from carma.trial.layers.kinds import INDEX, KINDS
-from gpumemnet.serving.features import FEATURES, PLACE, SETTINGS, TOKEN, Family
+from gpumemnet import Family
+from gpumemnet.serving.features import FEATURES, PLACE, SETTINGS, TOKEN
 from gpumemnet.serving.model import NEAR
-from gpumemnet.serving.model_facts import Bound, Facts, Kind, Learned, stem, write_facts
+from gpumemnet.serving.model_facts import Bound, Facts, Kind, Learned, encode_facts, stem
 
 BASE_MIB = 600.0
 QUANTILES = (0.1, 0.5, 0.9)
@@ -62,7 +63,7 @@ def save(folder: Path, made: Facts) -> Path:
     onnx.checker.check_model(model)
     onnx.save(model, str(folder / f"{made.name}.onnx"))
     file = folder / f"{made.name}.json"
-    write_facts(made, file)
+    file.write_bytes(encode_facts(made))
     return file
 
 

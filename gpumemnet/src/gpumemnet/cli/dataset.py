@@ -9,9 +9,8 @@ import click
 
 from carma.cli.option_types import names, whole
 from carma.cli.verb import Verb
+from gpumemnet import FAMILIES
 
-# As in gpumemnet/dataset/config.py, which is imported only when it is used.
-FAMILIES = ("mlp", "cnn", "transformer")
 # Verbs in files of their own, <verb>.py, with their help, so that listing them imports no file.
 OTHERS = {
     "collect": "Run configs on a GPU and record their memory and activity.",
@@ -79,7 +78,6 @@ def generate(families: tuple[str, ...], count: int, seed: int, ranges: str | Non
     file may be written again or extended; a file with configs of another seed or other ranges is kept.
     """
     from carma.cli.error_output import note
-    from gpumemnet.dataset.config import FAMILIES
     from gpumemnet.dataset.ranges import load_ranges
     from gpumemnet.dataset.recipe import Recipe, write_recipe
 

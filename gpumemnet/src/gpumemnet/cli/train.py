@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from carma.cli.option_types import whole
+from carma.cli.option_types import names, whole
 from carma.cli.verb import Renamed, json_flag, verb
+from gpumemnet import FAMILIES
+from gpumemnet.training import NAMES
 
 if TYPE_CHECKING:
     from gpumemnet.training.accuracy_report import Entry
@@ -22,27 +24,15 @@ carma train gpumemnet/datasets/h200/*.parquet --public-mlp mlp_data_step2.csv --
 """
 
 
-class Chosen(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """`mlp,cnn`: some of the names in `known` of training/names.py, which is imported late for a fast --help."""
-
-    name = "names"
-
-    def __init__(self, known: str) -> None:
-        self.known = known
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        if isinstance(value, tuple):
-            return value
-        from gpumemnet.training import names
-
-        known: tuple[str, ...] = getattr(names, self.known)
-        words = tuple(dict.fromkeys(word.strip() for word in str(value).split(",") if word.strip()))
-        if not words:
-            self.fail(f"no name was given; there are {', '.join(known)}", param, ctx)
-        for word in words:
-            if word not in known:
-                self.fail(f"there is no {word!r}; there are {', '.join(known)}", param, ctx)
-        return words
+# Modules of the extra `train`, and their packages.
+EXTRA = {
+    "torch": "torch",
+    "sklearn": "scikit-learn",
+    "pyarrow": "pyarrow",
+    "onnx": "onnx",
+    "onnxscript": "onnxscript",
+    "matplotlib": "matplotlib",
+}
 
 
 @verb("train", examples=EXAMPLES)
@@ -57,11 +47,11 @@ class Chosen(click.ParamType):  # type: ignore[type-arg]  # generic in newer ver
     help="Directory for results of --evaluate (default lab/results/gpumemnet).",
 )
 @click.option(
-    "--families", cls=Renamed, was=("--family",), type=Chosen("FAMILIES"), default=(),
+    "--families", cls=Renamed, was=("--family",), type=names(FAMILIES), default=(),
     help="Comma-separated families (default: mlp,cnn,transformer).",
 )  # fmt: skip
 @click.option(
-    "--only", type=Chosen("NAMES"), default=(), help="Comma-separated learners, such as mlp-based (default: all)."
+    "--only", type=names(NAMES), default=(), help="Comma-separated learners, such as mlp-based (default: all)."
 )
 @click.option(
     "--public-mlp", metavar="CSV", default="", help="File of GPUMemNet's public MLP data, to evaluate on it too."
@@ -114,7 +104,6 @@ def _own_folder() -> str:
 
 def check_extra() -> None:
     from carma.errors import Refused
-    from gpumemnet.training.names import EXTRA
 
     missing = [package for module, package in EXTRA.items() if importlib.util.find_spec(module) is None]
     if missing:

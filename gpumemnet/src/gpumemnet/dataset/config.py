@@ -14,11 +14,10 @@ import msgspec
 
 from carma.core.model.values import Record
 from carma.errors import Usage
-from gpumemnet.serving.features import Family as Family
-from gpumemnet.serving.model_facts import FAMILIES as FAMILIES
+from carma.trial.layers.description import Precision
+from gpumemnet import Family
 
 Optimizer = Literal["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
-Precision = Literal["fp32", "tf32", "bf16-amp", "fp16-amp", "bf16"]
 Loss = Literal["classes", "tokens", "values", "pixels"]
 
 Op = Mapping[str, object]

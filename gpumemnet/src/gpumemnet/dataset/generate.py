@@ -14,7 +14,8 @@ from typing import NamedTuple
 import msgspec
 
 from carma.errors import Usage
-from gpumemnet.dataset.config import Config, Family
+from gpumemnet import Family
+from gpumemnet.dataset.config import Config
 from gpumemnet.dataset.draw_cnn import draw_cnn
 from gpumemnet.dataset.draw_mlp import draw_mlp
 from gpumemnet.dataset.draw_transformer import draw_transformer

@@ -14,8 +14,9 @@ import msgspec
 
 from carma.core.model.values import Record
 from carma.errors import Refused, Usage
+from gpumemnet import FAMILIES
 from gpumemnet.dataset.clean import NO_LAYERS, OTHER, Cleaning, Measured, Report, read_digests, read_measured
-from gpumemnet.dataset.config import FAMILIES, Config, encode, read_configs
+from gpumemnet.dataset.config import Config, encode, read_configs
 from gpumemnet.dataset.layer_lists import Listed, Lister
 from gpumemnet.dataset.schema import ACTIVITY, CONFIG_COLUMNS
 from gpumemnet.dataset.table import Head, read, read_rows, write

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from carma.errors import Usage
-from gpumemnet.dataset.config import Optimizer, Precision
+from carma.trial.layers.description import Precision
+from gpumemnet.dataset.config import Optimizer
 
 DEFAULTS = Path(__file__).with_name("ranges.toml")
 

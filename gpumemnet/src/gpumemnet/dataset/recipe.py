@@ -13,7 +13,8 @@ import msgspec
 
 from carma.core.model.values import Record
 from carma.errors import Refused, Usage
-from gpumemnet.dataset.config import Config, Family, encode, put_configs, read_configs, write_configs
+from gpumemnet import Family
+from gpumemnet.dataset.config import Config, encode, put_configs, read_configs, write_configs
 from gpumemnet.dataset.generate import aim, name
 from gpumemnet.dataset.ranges import Ranges
 

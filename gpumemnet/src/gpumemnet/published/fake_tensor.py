@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from carma.core.model.values import Estimate, NoEstimate
 from carma.core.ports import EstimateRequest
 from carma.trial.protocol import Context, Trial, Trials
-from carma.trial.report import ALLOC, FREE, MARK, Event, read_events
+from carma.trial.report import ALLOC, FREE, MARK, TrialEvent, read_events
 from gpumemnet.published.common import answer, under
 
 _WARNINGS = (
@@ -40,7 +40,7 @@ class FakeTensor:
 
 def _peak_of_first_pass(trial: Trial) -> int | None:
     marks = trial.report.marks
-    window: list[Event] = []
+    window: list[TrialEvent] = []
     started = False
     for event in read_events(trial.events):
         if event.kind == MARK and event.what < len(marks):
@@ -52,7 +52,7 @@ def _peak_of_first_pass(trial: Trial) -> int | None:
     return None
 
 
-def peak_bytes(events: Iterable[Event]) -> int:
+def peak_bytes(events: Iterable[TrialEvent]) -> int:
     """The maximum of bytes alive at once that these events allocate; earlier allocations are not counted."""
     alive: dict[int, int] = {}
     now = peak = 0

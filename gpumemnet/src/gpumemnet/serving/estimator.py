@@ -26,8 +26,9 @@ from carma.trial.layers.kinds import kind_of
 from carma.trial.protocol import Context, Trials
 from carma.trial.replay import card_constants as constants
 from carma.trial.replay.library_memory import NCCL_BYTES, NCCL_PAIR_BYTES
+from gpumemnet import Family
 from gpumemnet.published.common import cut_off, parameters_of, under
-from gpumemnet.serving.features import Family, Features, features
+from gpumemnet.serving.features import Features, features
 from gpumemnet.serving.limits import beware, inside, offences, refusal
 from gpumemnet.serving.model import FOLDER as FOLDER
 from gpumemnet.serving.model import Model, candidates, check_runtime, folders

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,13 +18,13 @@ from carma.trial.layers.column_reading import LayerReading, read_layers
 from carma.trial.layers.columns import Columns, flags
 from carma.trial.layers.description import HALF, Described, Layer, slots_of
 from carma.trial.layers.kinds import FUNCTIONS, INDEX, KINDS, function_of, kind_of
+from gpumemnet import Family
 from gpumemnet.serving.layer_chain import play
 from gpumemnet.serving.saved_tensors import IS_VIEW, MIB, Held, held, temporaries_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Family = Literal["mlp", "cnn", "transformer"]
 SETTINGS = ("fp32", "amp", "half", "slots", "checkpointing", "channels_last", "eager", "temporaries")
 TOTALS = (
     "batch", "layers", "parameters", "activations", "activations_batch", "inputs_batch", "input", "largest_output",

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from carma.trial.layers.kinds import INDEX, KINDS
-from gpumemnet.serving.features import FEATURES, PLACE, SETTINGS, TOKEN, Family, Features
+from gpumemnet import Family
+from gpumemnet.serving.features import FEATURES, PLACE, SETTINGS, TOKEN, Features
 from gpumemnet.serving.model import Model
 from gpumemnet.serving.model_facts import SHIPPED, Facts
 from gpumemnet.serving.saved_tensors import IS_VIEW

@@ -20,7 +20,8 @@ from carma.errors import PluginError
 from carma.paths import find_paths
 from carma.trial.cards import card_for
 from carma.trial.layers.kinds import KINDS
-from gpumemnet.serving.features import Family, Features
+from gpumemnet import Family
+from gpumemnet.serving.features import Features
 from gpumemnet.serving.model_facts import GRAPH, SHIPPED, Facts, Kind, read_pair, stem
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ import msgspec
 from carma.core.model.values import Record
 from carma.errors import PluginError
 from carma.trial.layers.kinds import KINDS
-from gpumemnet.serving.features import FEATURES, TOKEN, Family
+from gpumemnet import Family
+from gpumemnet.serving.features import FEATURES, TOKEN
 
 FORMAT = 1
 Kind = Literal["mlp", "transformer"]
-FAMILIES: tuple[Family, ...] = ("mlp", "cnn", "transformer")
 SHIPPED = Path(__file__).parent / "data"
 GB_MIB = 1_000  # a GB of the class widths, as published
 
@@ -109,10 +109,6 @@ def _why_not(facts: Facts) -> str | None:
     if 0.5 not in facts.quantiles or list(facts.quantiles) != sorted(facts.quantiles):
         return "its quantiles do not ascend, or the median is not among them"
     return None
-
-
-def write_facts(facts: Facts, file: Path) -> None:
-    file.write_bytes(encode_facts(facts))
 
 
 def encode_facts(facts: Facts) -> bytes:

@@ -11,9 +11,9 @@ import numpy as np
 
 from carma.core.model.values import Record
 from gpumemnet.directories import make_folder, write_whole
+from gpumemnet.training import PUBLISHED_WIDTHS_GB, WIDTHS_GB
 from gpumemnet.training.cross_validation import Answers, Protocol
 from gpumemnet.training.ensemble import POINTS, at_level
-from gpumemnet.training.names import PUBLISHED_WIDTHS_GB, WIDTHS_GB
 from gpumemnet.training.samples import MEDIAN, QUANTILES, Numbers, Samples
 from gpumemnet.training.scores import Classes, Errors, Point, errors, judge, point, to_classes
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from carma.errors import Refused
 from gpumemnet.dataset.inside.forks import end_with
-from gpumemnet.training.names import PUBLISHED, PUBLISHED_WIDTHS_GB, WIDTHS_GB
+from gpumemnet.training import PUBLISHED, PUBLISHED_WIDTHS_GB, WIDTHS_GB
 from gpumemnet.training.samples import Numbers, Samples, Wholes
 
 PROCESSES = 2

@@ -16,10 +16,10 @@ from carma.core.model.values import Record
 from carma.errors import Usage
 from gpumemnet.directories import HINT as OUT_HINT
 from gpumemnet.directories import check_folder
+from gpumemnet.training import NAMES, PUBLISHED, SERVED
 from gpumemnet.training.accuracy_report import HINT as REPORT_HINT
 from gpumemnet.training.accuracy_report import Entry, Report, about, entries, write
 from gpumemnet.training.cross_validation import Job, Tell, by_chance, by_shape, compete, workers
-from gpumemnet.training.names import NAMES, PUBLISHED, SERVED
 from gpumemnet.training.plots import draw
 from gpumemnet.training.samples import Samples, read_public, read_tables
 from gpumemnet.training.shipped_models import make_held, scores_of

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from gpumemnet.directories import write_whole
+from gpumemnet.training import NAMES
 from gpumemnet.training.accuracy_report import Entry
-from gpumemnet.training.names import NAMES
 from gpumemnet.training.scores import Classes
 
 MOST_CLASSES = 24  # more would not be readable

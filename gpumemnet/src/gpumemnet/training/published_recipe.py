@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.serving.features import PLACE, Family
+from gpumemnet import Family
+from gpumemnet.serving.features import PLACE
 from gpumemnet.serving.model_facts import GB_MIB
 from gpumemnet.training.samples import Samples, Wholes
 

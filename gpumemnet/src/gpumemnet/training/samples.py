@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from carma.errors import Refused, Usage
 from carma.trial.layers.column_reading import CannotTell
 from carma.trial.layers.description import Described, Layer
-from gpumemnet.serving.features import PLACE, Family, Features, features
+from gpumemnet import Family
+from gpumemnet.serving.features import PLACE, Features, features
 
 Floats = NDArray[np.float32]
 Wholes = NDArray[np.int64]

@@ -16,12 +16,12 @@ from gpumemnet.directories import cannot_write, make_folder, sync_folder, write_
 from gpumemnet.serving.features import FEATURES
 from gpumemnet.serving.model_facts import GRAPH, NEXT, Bound, Facts, Kind, digest, encode_facts, read_facts, stem
 from gpumemnet.serving.model_facts import Learned as From
+from gpumemnet.training import SERVED, WIDTHS_GB
 from gpumemnet.training.accuracy_report import Entry
 from gpumemnet.training.cross_validation import held, steady
 from gpumemnet.training.ensemble import Learned, at_level, learn
 from gpumemnet.training.export import export
 from gpumemnet.training.learners import LEARNERS
-from gpumemnet.training.names import SERVED, WIDTHS_GB
 from gpumemnet.training.samples import QUANTILES, Samples
 from gpumemnet.training.scores import point
 

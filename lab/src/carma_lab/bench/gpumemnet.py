@@ -24,10 +24,11 @@ from carma.errors import Usage
 from carma.trial.layers.description import Described, Layer
 from carma_lab.bench.machine import Machine, facts, time_ms
 from carma_lab.bench.results_file import check_place, command_of, print_table, say, write
-from gpumemnet.serving.features import Family, features
+from gpumemnet import FAMILIES, Family
+from gpumemnet.serving.features import features
 from gpumemnet.serving.limits import inside, offences
 from gpumemnet.serving.model import THREADS, Model, check_runtime, load
-from gpumemnet.serving.model_facts import FAMILIES, SHIPPED, Kind
+from gpumemnet.serving.model_facts import SHIPPED, Kind
 from gpumemnet.summaries import read_text
 
 TEXTS = Path(__file__).parent / "texts"
