@@ -18,7 +18,7 @@ import carma
 from carma.cgroups import Cgroup, Cgroups
 from carma.core.model.values import Owner
 from carma.trial.kernel_limits import KernelLimits
-from carma.trial.sandbox import Limits, Sandbox, SandboxResult, SandboxRun
+from carma.trial.sandbox import Sandbox, SandboxLimits, SandboxResult, SandboxRun
 
 NOBODY = Owner(65534, 65534, "nobody")
 PATIENCE_S = 180.0
@@ -64,7 +64,7 @@ class SandboxVariant:
         script: str,
         folder: Path,
         *,
-        limits: Limits = Limits(seconds=PATIENCE_S),
+        limits: SandboxLimits = SandboxLimits(seconds=PATIENCE_S),
         environment: Mapping[str, str] | None = None,
         keep: Path | None = None,
         command: tuple[str, ...] | None = None,

@@ -6,7 +6,7 @@ from carma.core.model.values import NoEstimate
 from carma.core.ports import EstimateRequest
 from carma.trial.layers.description import Described, Layer
 from carma.trial.protocol import Trial
-from carma.trial.report import ALLOC, CALL, FORMAT, FREE, MARK, Call, Event, Report, write_events
+from carma.trial.report import ALLOC, CALL, FORMAT, FREE, MARK, Call, TrialEvent, TrialReport, write_events
 
 MIB = 1 << 20
 MARKS = ("forward", "backward", "step", "step_end")
@@ -30,7 +30,7 @@ def described() -> Described:
     )
 
 
-def report(**changed: object) -> Report:
+def report(**changed: object) -> TrialReport:
     told: dict[str, object] = {
         "format": FORMAT,
         "stop": "steps",
@@ -44,26 +44,26 @@ def report(**changed: object) -> Report:
         "optimizer_bytes": 8 * MIB,
         "described": described(),
     }
-    return Report(**{**told, **changed})  # type: ignore[arg-type]
+    return TrialReport(**{**told, **changed})  # type: ignore[arg-type]
 
 
-def events() -> list[Event]:
+def events() -> list[TrialEvent]:
     """Weights of 4 MiB, then each step: 40 MiB of activations, gradients, and once the optimizer's state."""
-    found = [Event(ALLOC, 0, 0, 1, 1, 4 * MIB)]
+    found = [TrialEvent(ALLOC, 0, 0, 1, 1, 4 * MIB)]
     for step in range(3):
         first = 10 * (step + 1)
         found += [
-            Event(MARK, 0, 0, 0, 0, 0),
-            Event(CALL, 0, 0, 1, 0, 0),
-            Event(ALLOC, 0, 0, 1, first, 40 * MIB),
-            Event(MARK, 0, 0, 1, 0, 0),
-            Event(CALL, 1, 0, 0, 0, 0),
-            Event(ALLOC, 1, 0, 1, first + 1, 4 * MIB),
-            Event(FREE, 1, 0, 0, first, 0),
-            Event(MARK, 0, 0, 2, 0, 0),
+            TrialEvent(MARK, 0, 0, 0, 0, 0),
+            TrialEvent(CALL, 0, 0, 1, 0, 0),
+            TrialEvent(ALLOC, 0, 0, 1, first, 40 * MIB),
+            TrialEvent(MARK, 0, 0, 1, 0, 0),
+            TrialEvent(CALL, 1, 0, 0, 0, 0),
+            TrialEvent(ALLOC, 1, 0, 1, first + 1, 4 * MIB),
+            TrialEvent(FREE, 1, 0, 0, first, 0),
+            TrialEvent(MARK, 0, 0, 2, 0, 0),
         ]
-        found += [Event(ALLOC, 0, 0, 1, 2, 8 * MIB)] if step == 0 else []
-        found += [Event(MARK, 0, 0, 3, 0, 0), Event(FREE, 0, 0, 0, first + 1, 0)]
+        found += [TrialEvent(ALLOC, 0, 0, 1, 2, 8 * MIB)] if step == 0 else []
+        found += [TrialEvent(MARK, 0, 0, 3, 0, 0), TrialEvent(FREE, 0, 0, 0, first + 1, 0)]
     return found
 
 

@@ -301,9 +301,9 @@ def test_a_model_that_would_be_read_wrongly_is_not_asked(folder: Path, changed: 
     assert reason in answer.reason
 
 
-def context(level: float = 0.9) -> protocol.ContextReading:
+def context(level: float = 0.9) -> protocol.Context:
     rules = Rules(memory=Memory(level=level))
-    return protocol.ContextReading(archive=MemoryStore(), gpus=(), rules=rules, trials=Told(tiny.perceptron()))
+    return protocol.Context(archive=MemoryStore(), gpus=(), rules=rules, trials=Told(tiny.perceptron()))
 
 
 def test_a_users_own_models_are_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

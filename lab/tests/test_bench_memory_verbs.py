@@ -18,7 +18,7 @@ from carma.errors import NoGpus, Refused, Usage
 from carma.trial.layers.description import Described
 from carma.trial.protocol import Trial
 from carma.trial.replay.conv_formulas import NONE
-from carma.trial.replay.conv_workspaces import SHIPPED, Learnt, Tree, shipped_model
+from carma.trial.replay.conv_workspaces import SHIPPED, DecisionTree, LearntChoice, shipped_model
 from carma.trial.report import Call, write_events
 from carma_lab.bench.memory import compare, truth
 from carma_lab.bench.memory import comparison_file as written
@@ -234,7 +234,9 @@ def folds(tmp_path: Path, families: list[str], forgets: bool = False) -> Path:
     """Models in a folder: the shipped one, or one that takes every convolution to want nothing."""
     folder = tmp_path / "folds"
     folder.mkdir()
-    nothing = Learnt(formulas=(NONE,), choose=(Tree(feature=(-1,), threshold=(0,), right=(0,)),), more=(), other=())
+    nothing = LearntChoice(
+        formulas=(NONE,), choose=(DecisionTree(feature=(-1,), threshold=(0,), right=(0,)),), more=(), other=()
+    )
     forgetful = gzip.compress(msgspec.json.encode(replace(shipped_model(), call=nothing)))
     (folder / "0.gz").write_bytes(forgetful if forgets else SHIPPED.read_bytes())
     (folder / "folds.json").write_text(json.dumps({"0.gz": families}))

@@ -19,7 +19,7 @@ from carma.trial.demand.prediction import (
     FIGURES,
     H200,
     RATES,
-    Constants,
+    DemandConstants,
     batch_of,
     constants,
     demand_of,
@@ -193,7 +193,7 @@ def test_constants_go_into_a_vector_and_back() -> None:
     again = fit_demand.shaped(fit_demand.flat(constants()))
     assert np.allclose(fit_demand.flat(again), fit_demand.flat(constants()))
     assert len(fit_demand.flat(constants())) == FOUND["constants"]
-    assert msgspec.json.decode(CONSTANTS.read_bytes(), type=Constants) == constants()
+    assert msgspec.json.decode(CONSTANTS.read_bytes(), type=DemandConstants) == constants()
 
 
 def test_models_that_people_use_are_off_by_as_much_as_the_file_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,8 @@ from carma import __version__
 from carma.core.model.values import Demand
 from carma.core.scheduling.sharing_model import by_size, progress_rates
 from carma.traces.table import shipped_table
-from carma.trial.demand.kernel_work import Work, copied_bytes, work_of
-from carma.trial.demand.prediction import CONSTANTS, FIGURES, H200, LEAST_KNOWN, RATES, Constants, batch_of, shown
+from carma.trial.demand.kernel_work import StepWork, copied_bytes, work_of
+from carma.trial.demand.prediction import CONSTANTS, FIGURES, H200, LEAST_KNOWN, RATES, DemandConstants, batch_of, shown
 from carma.trial.layers.column_reading import CannotTell
 from carma.trial.layers.description import Described
 from carma_lab.bench.gpu.profile_tasks import TASKS
@@ -45,7 +45,7 @@ RESULTS, ERRORS = Path("lab/results/gpumemnet/demand.json"), Path("lab/src/carma
 FOLDS, ROUNDS, PAIRS = 6, 18, 4000
 STEP_WEIGHT, PULL, ROBUST = 0.15, 0.1, 0.1  # of the log of a step; towards the start; from where errors count less
 Numbers = NDArray[np.float64]
-START = Constants(
+START = DemandConstants(
     efficiency=((0.7, 0.4, 0.3), (0.3, 0.3, 0.2), (0.1, 0.1, 0.05), (0.3, 0.2, 0.3)),
     channels_last=1.4,
     bandwidth=(0.5, 0.3, 0.15, 0.7, 0.8, 0.4, 0.8, 0.6, 0.7),
@@ -79,7 +79,7 @@ class Run(NamedTuple):
     family: str
     shape: str
     memory_mib: float
-    work: Work
+    work: StepWork
     copied: float
     truth: dict[str, float]
 
@@ -124,23 +124,23 @@ def _truth(row: Mapping[str, float]) -> dict[str, float]:
     return {**figures, "power": simulated_cards.H200.share_of(row["power_w"]), "step_s": row["step_ms"] / 1000.0}
 
 
-def flat(constants: Constants) -> Numbers:
+def flat(constants: DemandConstants) -> Numbers:
     """Logarithms of all constants, in the order of the fields."""
     parts = [np.ravel(np.array(value, np.float64)) for value in msgspec.structs.astuple(constants)]
     return np.log(np.concatenate(parts))
 
 
-def shaped(vector: Numbers) -> Constants:
+def shaped(vector: Numbers) -> DemandConstants:
     values, place = {}, 0
     for field, like in msgspec.structs.asdict(START).items():
         size = np.size(like)
         part = np.exp(vector[place : place + size])
         values[field] = part.reshape(np.shape(like)).tolist() if np.shape(like) else float(part[0])
         place += size
-    return msgspec.convert(values, Constants)
+    return msgspec.convert(values, DemandConstants)
 
 
-def fit(runs: Sequence[Run]) -> Constants:
+def fit(runs: Sequence[Run]) -> DemandConstants:
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
     batch = batch_of([run.work for run in runs], [run.copied for run in runs])
@@ -157,7 +157,7 @@ def fit(runs: Sequence[Run]) -> Constants:
     return shaped(done.x)
 
 
-def predicted(runs: Sequence[Run], constants: Constants, copies: bool = True) -> dict[str, Numbers]:
+def predicted(runs: Sequence[Run], constants: DemandConstants, copies: bool = True) -> dict[str, Numbers]:
     return shown(batch_of([run.work for run in runs], [run.copied if copies else 0.0 for run in runs]), constants, H200)
 
 
@@ -210,7 +210,7 @@ def pairs(truth: Sequence[Demand], told: Mapping[str, Sequence[Demand]]) -> dict
     return found
 
 
-def on_an_a100(runs: Sequence[Run], constants: Constants) -> dict[str, Any]:
+def on_an_a100(runs: Sequence[Run], constants: DemandConstants) -> dict[str, Any]:
     """Published tasks on the other card, whose loaders are in what was published: more may be predicted, not less."""
     table = shipped_table().tasks
     names = {task.name: [name for name in task.trace_names if name in table] for task in TASKS}
@@ -231,7 +231,7 @@ def on_an_a100(runs: Sequence[Run], constants: Constants) -> dict[str, Any]:
     }
 
 
-def _rounded(constants: Constants) -> Any:
+def _rounded(constants: DemandConstants) -> Any:
     def cut(value: Any) -> Any:
         return [cut(one) for one in value] if isinstance(value, list | tuple) else float(f"{value:.4g}")
 
@@ -252,7 +252,7 @@ def errors_text(runs: Sequence[Run], found: Mapping[str, Numbers]) -> str:
 
 def main() -> None:
     runs = drawn()
-    constants = msgspec.convert(_rounded(fit(runs)), Constants)
+    constants = msgspec.convert(_rounded(fit(runs)), DemandConstants)
     CONSTANTS.write_bytes(msgspec.json.format(msgspec.json.encode(constants), indent=1) + b"\n")
     people, refused, about = real()
     shapes = {shape: place % FOLDS for place, shape in enumerate(sorted({run.shape for run in runs}))}

@@ -28,7 +28,7 @@ from sklearn.ensemble import (  # type: ignore[import-not-found,unused-ignore]
 
 from carma.trial.replay.conv_formulas import MORE, NONE, OTHER, formula_bytes
 from carma.trial.replay.conv_shapes import ConvShape, features, of_row, scratch_bytes, tensor_bytes
-from carma.trial.replay.conv_workspaces import SHIPPED, ConvModel, Learnt, Measured, Tree
+from carma.trial.replay.conv_workspaces import SHIPPED, ConvModel, DecisionTree, LearntChoice, MeasuredShape
 
 MIB = 1 << 20
 SLACK_BYTES = 2048  # an engine's own pointers; the allocator's granularity is of that order
@@ -130,7 +130,7 @@ def fit(samples: Samples, about: About) -> ConvModel:
     )
 
 
-def learn(samples: Sequence[Sample]) -> Learnt:
+def learn(samples: Sequence[Sample]) -> LearntChoice:
     asked = np.array([features(sample.shape) for sample in samples], float)
     names = [sample.formula for sample in samples]
     often = Counter(names)
@@ -142,7 +142,7 @@ def learn(samples: Sequence[Sample]) -> Learnt:
     forest.fit(asked, [place[name] for name in names], sample_weight=weight)
     more = [index for index, name in enumerate(names) if name.endswith(MORE)]
     other = [index for index, name in enumerate(names) if name == OTHER]
-    learnt = Learnt(
+    learnt = LearntChoice(
         formulas=formulas,
         choose=tuple(_tree(each.tree_, forest.classes_) for each in forest.estimators_),
         more=_regression(asked[more], [log2(max(1, samples[index].rest_bytes)) for index in more]),
@@ -153,14 +153,14 @@ def learn(samples: Sequence[Sample]) -> Learnt:
     return msgspec.structs.replace(learnt, measured=tuple(_missed(learnt, samples)))
 
 
-def _regression(asked: Any, wanted: Sequence[float]) -> tuple[Tree, ...]:
+def _regression(asked: Any, wanted: Sequence[float]) -> tuple[DecisionTree, ...]:
     forest = RandomForestRegressor(TREES, min_samples_leaf=2, max_features=0.5, n_jobs=2, random_state=0)
     forest.fit(asked, wanted)
     return tuple(_tree(each.tree_, None) for each in forest.estimators_)
 
 
-def _tree(tree: Any, classes: Any) -> Tree:
-    """scikit-learn numbers the nodes with the left child next, as `Tree` wants them."""
+def _tree(tree: Any, classes: Any) -> DecisionTree:
+    """scikit-learn numbers the nodes with the left child next, as `DecisionTree` wants them."""
     feature, threshold, right = [], [], []
     for node in range(tree.node_count):
         leaf = tree.children_left[node] < 0
@@ -172,7 +172,7 @@ def _tree(tree: Any, classes: Any) -> Tree:
         feature.append(-1 if leaf else int(tree.feature[node]))
         threshold.append(_short(answer))
         right.append(0 if leaf else int(tree.children_right[node]))
-    return Tree(feature=tuple(feature), threshold=tuple(threshold), right=tuple(right))
+    return DecisionTree(feature=tuple(feature), threshold=tuple(threshold), right=tuple(right))
 
 
 def _short(number: float) -> float:
@@ -185,11 +185,11 @@ def near(guess_bytes: int, true_bytes: int) -> bool:
     return abs(guess_bytes - true_bytes) <= max(MIB, NEAR * true_bytes)
 
 
-def _missed(learnt: Learnt, samples: Sequence[Sample]) -> Iterator[Measured]:
+def _missed(learnt: LearntChoice, samples: Sequence[Sample]) -> Iterator[MeasuredShape]:
     """Shapes that were measured and that the trees get wrong all the same."""
     for sample in samples:
         if not near(learnt.scratch_bytes(sample.shape), sample.scratch_bytes):
-            yield Measured(shape=sample.shape, scratch_bytes=sample.scratch_bytes)
+            yield MeasuredShape(shape=sample.shape, scratch_bytes=sample.scratch_bytes)
 
 
 def check(samples: Sequence[Sample]) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from carma.trial.replay.conv_shapes import DTYPES, OPS
-from carma.trial.report import ALLOC, CALL, EVENTS, REPORT, Call, Report, read_events
+from carma.trial.report import ALLOC, CALL, EVENTS, REPORT, Call, TrialReport, read_events
 from carma_lab.bench.memory.zoo import history
 
 Blocks = tuple[int, ...]
@@ -50,7 +50,7 @@ def aligned(real: Sequence[int], ours: Sequence[int], calls: dict[int, list[int]
 
 def observed(folder: Path, events: Sequence[history.Event]) -> Iterator[tuple[Call, Counter[Blocks]]]:
     """Each convolution of a case, with how often it took which blocks."""
-    report = msgspec.json.decode((folder / REPORT).read_bytes(), type=Report)
+    report = msgspec.json.decode((folder / REPORT).read_bytes(), type=TrialReport)
     if report.stop != "steps":
         return
     ours: list[int] = []

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from carma.trial.sandbox import KEEP, Limits
+from carma.trial.sandbox import KEEP, SandboxLimits
 from tests.boxes import PATIENCE_S, SandboxVariant, own
 
 pytestmark = pytest.mark.parametrize("kernel_limits", ["any"], indirect=True)
-LIMITS = Limits(seconds=PATIENCE_S, memory_mib=512, scratch_mib=64, keep_mib=16)
+LIMITS = SandboxLimits(seconds=PATIENCE_S, memory_mib=512, scratch_mib=64, keep_mib=16)
 MIB = 2**20
 
 
@@ -41,7 +41,7 @@ def test_a_large_file_in_the_kept_directory_never_reaches_the_disk(
 def test_nothing_reaches_the_disk_before_the_end(variant: SandboxVariant, folder: Path, keep: Path) -> None:
     """The command is killed at its limit while it writes."""
     script = f"while :; do head -c 10000000 /dev/zero > {KEEP}/tmp$((i=i+1)); done"
-    limits = Limits(seconds=2, memory_mib=512, scratch_mib=64, keep_mib=16)
+    limits = SandboxLimits(seconds=2, memory_mib=512, scratch_mib=64, keep_mib=16)
     assert variant.run(script, folder, keep=keep, limits=limits).status.ended == "time"
     assert size_of(keep) == 0
 

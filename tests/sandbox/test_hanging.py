@@ -16,7 +16,7 @@ from carma.trial import fingerprint as looking
 from carma.trial import sandbox
 from carma.trial.fingerprint import Unanswered, fingerprint
 from carma.trial.kernel_limits import KernelLimits
-from carma.trial.sandbox import Limits, SandboxResult
+from carma.trial.sandbox import SandboxLimits, SandboxResult
 from carma.trial.trial_run import TrialRuns
 from tests.boxes import PATIENCE_S, VARIANTS, SandboxVariant, marker, processes_with, variant_or_skip, wait_until
 from tests.hanging_fs import HangingMount, hanging_mount
@@ -58,7 +58,7 @@ def work(folder: Path) -> Iterator[HangingMount]:
         yield mount
 
 
-def in_time(ended: SandboxResult, limits: Limits) -> bool:
+def in_time(ended: SandboxResult, limits: SandboxLimits) -> bool:
     return ended.seconds < limits.seconds + SHORT_GRACE_S + LATE_S
 
 
@@ -105,7 +105,7 @@ def test_a_command_inside_a_mount_that_hangs_ends_at_its_limit(
     variant: SandboxVariant, folder: Path, elsewhere: HangingMount
 ) -> None:
     """The command cannot be killed: the caller abandons it."""
-    limits = Limits(seconds=4)
+    limits = SandboxLimits(seconds=4)
     word = marker()
     script = f"echo begun > /run/carma/out/steps; while :; do ls {elsewhere.path}; done"
 
@@ -126,7 +126,7 @@ def test_a_sandbox_that_cannot_be_built_in_time_names_what_it_waits_for(
     variant: SandboxVariant, folder: Path, elsewhere: HangingMount
 ) -> None:
     variant.change(NOT_ASKED)
-    limits = Limits(seconds=2)
+    limits = SandboxLimits(seconds=2)
     elsewhere.hang()
     ended = variant.run("true", folder, limits=limits)
     assert (ended.status.ended, ended.status.why) == ("unanswered", str(elsewhere.path)), ended.status

@@ -14,7 +14,7 @@ from carma.cli.checks import sharing_checks as sharing
 from carma.cli.checks.doctor_facts import DoctorFacts
 from carma.trial import kernel_limits
 from carma.trial.kernel_limits import KernelLimits, find, systemd_scope
-from carma.trial.sandbox import Limits
+from carma.trial.sandbox import SandboxLimits
 from tests.boxes import PATIENCE_S, variant_or_skip
 from tests.sandbox.conftest import Guard
 from tests.sandbox.programs import FORK_BOMB, Python
@@ -111,7 +111,7 @@ def scoped(folder: Path, guard: Guard) -> Cgroup:
 def test_a_scope_limits_processes(folder: Path, scoped: Cgroup, python: Python) -> None:
     scope = (str(folder / "systemd-run"), "--scope", "--quiet")
     variant = variant_or_skip("self", KernelLimits(scope=scope))
-    limits = Limits(seconds=PATIENCE_S, processes=100, memory_mib=512)
+    limits = SandboxLimits(seconds=PATIENCE_S, processes=100, memory_mib=512)
     ended = variant.run("", folder, command=python.command(FORK_BOMB), limits=limits)
     assert ended.status.ended == "processes", ended.status
     assert (folder / "calls").read_text().split()[:7] == [

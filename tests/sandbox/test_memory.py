@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from carma.trial.sandbox import Limits
+from carma.trial.sandbox import SandboxLimits
 from tests.boxes import PATIENCE_S, SandboxVariant
 from tests.sandbox.programs import MEMORY, Python
 
-LIMITS = Limits(seconds=PATIENCE_S, memory_mib=96, scratch_mib=80)
+LIMITS = SandboxLimits(seconds=PATIENCE_S, memory_mib=96, scratch_mib=80)
 
 
 @pytest.mark.parametrize("kind", MEMORY)
@@ -27,7 +27,7 @@ def test_memory_beyond_the_limit_ends_the_run(variant: SandboxVariant, folder: P
 def test_memory_within_the_limit_is_not_counted_twice(
     variant: SandboxVariant, folder: Path, python: Python, kind: str
 ) -> None:
-    limits = Limits(seconds=PATIENCE_S, memory_mib=384, scratch_mib=320)
+    limits = SandboxLimits(seconds=PATIENCE_S, memory_mib=384, scratch_mib=320)
     held = python.holding(kind, 192)
     script = held[-1].replace("time.sleep(1000)", "time.sleep(0.5)")
     ended = variant.run("", folder, command=(*held[:-1], script), limits=limits)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from carma.trial.sandbox import GRACE_S, Limits
+from carma.trial.sandbox import GRACE_S, SandboxLimits
 from tests.boxes import PATIENCE_S, SandboxVariant, marker, processes_with, wait_until
 from tests.sandbox.conftest import Guard
 from tests.sandbox.programs import FORK_BOMB, ORPHANS, THREAD_BOMB, Python
@@ -33,7 +33,7 @@ def one_bomb_at_a_time() -> Iterator[None]:
 def test_a_bomb_is_ended_and_never_exceeds_the_limit(
     variant: SandboxVariant, folder: Path, python: Python, guard: Guard, bomb: str
 ) -> None:
-    limits = Limits(seconds=PATIENCE_S, processes=LIMIT)
+    limits = SandboxLimits(seconds=PATIENCE_S, processes=LIMIT)
     ended = variant.run("", folder, command=python.command(bomb), limits=limits)
     assert ended.status.ended == "processes", ended.status
     assert ended.seconds < PATIENCE_S
@@ -50,7 +50,7 @@ def test_a_bomb_is_ended_and_never_exceeds_the_limit(
 def test_a_bomb_does_not_delay_the_time_limit(
     variant: SandboxVariant, folder: Path, python: Python, guard: Guard, bomb: str
 ) -> None:
-    limits = Limits(seconds=2, processes=100_000)  # only the guard limits processes
+    limits = SandboxLimits(seconds=2, processes=100_000)  # only the guard limits processes
     ended = variant.run("", folder, command=python.command(bomb), limits=limits)
     assert ended.status.ended in ("time", "processes"), ended.status
     assert ended.seconds < limits.seconds + GRACE_S + LATE_S

@@ -22,7 +22,7 @@ from carma.paths import find_paths
 
 if TYPE_CHECKING:
     from carma.core.model.values import Gpu
-    from carma.trial.calibrate import Measured
+    from carma.trial.calibrate import Calibration
 
 EXAMPLES = """
 carma calibrate
@@ -91,7 +91,7 @@ def _progress(gpu: Gpu, limit_s: float) -> Iterator[Callable[[int], None]]:
         yield lambda rows: describe(f"{what}: {rows:,} rows")
 
 
-def _print(measured: Measured, file: Path) -> None:
+def _print(measured: Calibration, file: Path) -> None:
     known = measured.constants
     least, most = (show_mib(known.context_mib(used)) for used in ((), {reading.after for reading in known.contexts}))
     blas = known.blas_workspace_bytes()

@@ -24,7 +24,7 @@ from carma.core.model.values import Estimate, Gpu, GpuId, NoEstimate, Owner, Tas
 from carma.core.ports import EstimateRequest, Estimator
 from carma.errors import NotFound, Usage
 from carma.estimate.combination import make_estimator
-from carma.estimate.local import Answer, SharedTrial, Summarised, answers, make_trials
+from carma.estimate.local import EstimatorAnswer, SharedTrial, Summarised, answers, make_trials
 from carma.paths import find_paths
 from carma.plugins import ESTIMATORS, extension, names
 from carma.store.memory import MemoryStore
@@ -75,7 +75,7 @@ class _Summary(Summarised):
         self._was_read = True
         return super().describe(request)
 
-    def remarked(self, answer: Answer) -> Answer:
+    def remarked(self, answer: EstimatorAnswer) -> EstimatorAnswer:
         was_read, self._was_read = self._was_read, False
         if not was_read:
             return answer
@@ -98,9 +98,9 @@ class Question:
     compare: bool
     summary: _Summary | None = None
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[EstimatorAnswer]:
         """The answers of all estimators to compare them, otherwise the answers up to the first estimate."""
-        found: list[Answer] = []
+        found: list[EstimatorAnswer] = []
         for answer in answers(self.estimators, self.request, self.shared):
             found.append(self.summary.remarked(answer) if self.summary else answer)
             if isinstance(answer.said, Estimate) and not self.compare:

@@ -16,7 +16,7 @@ from carma.cli.wording import activity_text, level_text
 from carma.core.model.units import show_count, show_mib, show_pair_mib
 from carma.core.model.values import Estimate, Gpu, NoEstimate
 from carma.core.ports import EstimateRequest
-from carma.estimate.local import Answer
+from carma.estimate.local import EstimatorAnswer
 from carma.trial.cards import CARDS
 from carma.trial.trial_reasons import Kind
 
@@ -39,7 +39,7 @@ _MAX_CARDS = 5  # in a list
 _NO_FIT = "it does not fit"  # beginning of an estimator's warning that the line about room replaces
 
 
-def is_estimate(answer: Answer) -> bool:
+def is_estimate(answer: EstimatorAnswer) -> bool:
     return isinstance(answer.said, Estimate)
 
 
@@ -48,7 +48,7 @@ def progress(request: EstimateRequest, *, quiet: bool) -> AbstractContextManager
     return spinner(f"trial run of {command} on an emulated GPU", quiet=quiet or not command)
 
 
-def print_found(found: Sequence[Answer], request: EstimateRequest, *, as_json: bool, compare: bool) -> None:
+def print_found(found: Sequence[EstimatorAnswer], request: EstimateRequest, *, as_json: bool, compare: bool) -> None:
     if as_json:
         rows = [as_row(answer, request.gpus[0]) for answer in found]
         return print_json(rows if compare else rows[-1])
@@ -63,7 +63,7 @@ def print_found(found: Sequence[Answer], request: EstimateRequest, *, as_json: b
     return None
 
 
-def as_row(answer: Answer, gpu: Gpu) -> dict[str, Any]:
+def as_row(answer: EstimatorAnswer, gpu: Gpu) -> dict[str, Any]:
     """The fields of --json, which are stable."""
     said = answer.said
     took_s = round(answer.took_s, 3)
@@ -87,7 +87,7 @@ def as_row(answer: Answer, gpu: Gpu) -> dict[str, Any]:
     }
 
 
-def _print_comparison(found: Sequence[Answer], request: EstimateRequest) -> None:
+def _print_comparison(found: Sequence[EstimatorAnswer], request: EstimateRequest) -> None:
     rows, remarks = [], []
     for answer in found:
         said = answer.said
@@ -104,7 +104,7 @@ def _print_comparison(found: Sequence[Answer], request: EstimateRequest) -> None
     print_remarked(COLUMNS, rows, remarks)
 
 
-def _hint(answer: Answer, said: NoEstimate, request: EstimateRequest) -> str:
+def _hint(answer: EstimatorAnswer, said: NoEstimate, request: EstimateRequest) -> str:
     if _NO_BATCH in said.reason and not request.spec.command:
         return "give it with --batch N, beside --summary"
     if NO_OUTPUTS in said.reason:
@@ -112,7 +112,7 @@ def _hint(answer: Answer, said: NoEstimate, request: EstimateRequest) -> str:
     return REFUSED if answer.kind is None else _HINTS[answer.kind]
 
 
-def _print_estimate(answer: Answer, said: Estimate, request: EstimateRequest) -> None:
+def _print_estimate(answer: EstimatorAnswer, said: Estimate, request: EstimateRequest) -> None:
     room = _room(said, request)
     heading(_headline(said, request))
     if said.parts_mib:
@@ -169,7 +169,7 @@ def _memory(said: Estimate) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _origin(answer: Answer, said: Estimate) -> str:
+def _origin(answer: EstimatorAnswer, said: Estimate) -> str:
     by = "by a trial run on an emulated GPU" if answer.estimator == "trace" else f"by the estimator {answer.estimator}"
     steps = "" if said.steps_seen is None else f", {show_count(said.steps_seen, 'optimizer step')}"
     if answer.remembered_s is not None:

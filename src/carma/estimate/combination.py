@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,6 +26,14 @@ _answers = msgspec.json.Decoder(Estimate)
 _MOST_MIB = 1 << 40  # larger than any memory; SQLite and JSON can hold it
 
 Answer = tuple[Estimate | None, tuple[NoEstimate, ...]]
+
+
+class Source(NamedTuple):
+    """The estimator of a plugin, with defaults for the attributes that a plugin may leave out."""
+
+    name: str
+    quick: bool
+    estimate: Callable[[EstimateRequest], Estimate | NoEstimate]
 
 
 def make_estimators(context: Context) -> tuple[Estimator, ...]:
@@ -49,8 +58,7 @@ def make_estimator(name: str, context: Context) -> Estimator:
         ) from error
     if not callable(getattr(made, "estimate", None)):
         raise PluginError(f"the estimator {name!r} made a {type(made).__name__}, which has no method `estimate`")
-    estimator: Estimator = made
-    return estimator
+    return Source(str(getattr(made, "name", name)), getattr(made, "quick", False) is True, made.estimate)
 
 
 def first_answer(
@@ -77,7 +85,7 @@ def with_past_runs(estimate: Estimate, others: Sequence[Estimator], request: Est
     if seen and estimate.runtime_s is not None:
         return estimate
     for other in others:
-        known = _ask(other, request) if is_quick(other) else None
+        known = _ask(other, request) if other.quick else None
         if isinstance(known, Estimate) and (known.demand is not None or known.runtime_s is not None):
             better = known.demand is not None and not seen
             return msgspec.structs.replace(
@@ -91,12 +99,8 @@ def with_past_runs(estimate: Estimate, others: Sequence[Estimator], request: Est
 
 def split(estimators: Sequence[Estimator]) -> tuple[tuple[Estimator, ...], tuple[Estimator, ...]]:
     """The estimators that answer at once (`quick = True`), up to the first slow one; and the rest."""
-    at = next((place for place, one in enumerate(estimators) if not is_quick(one)), len(estimators))
+    at = next((place for place, one in enumerate(estimators) if not one.quick), len(estimators))
     return tuple(estimators[:at]), tuple(estimators[at:])
-
-
-def is_quick(estimator: Estimator) -> bool:
-    return getattr(estimator, "quick", False) is True
 
 
 def above(estimate: Estimate, more_than_mib: int, why: str) -> Estimate:
@@ -124,16 +128,16 @@ def _lifted(estimate: Estimate, refusals: Sequence[NoEstimate]) -> Estimate:
 
 
 def _ask(estimator: Estimator, request: EstimateRequest) -> Estimate | NoEstimate:
-    name = str(getattr(estimator, "name", type(estimator).__name__))
     started_s = time.monotonic()
     try:
         answer: object = estimator.estimate(request)
         seconds = time.monotonic() - started_s
         if isinstance(answer, NoEstimate):
-            return NoEstimate(source=name, reason=str(answer.reason), more_than_mib=_floor(answer.more_than_mib))
+            more_than_mib = _floor(answer.more_than_mib)
+            return NoEstimate(source=estimator.name, reason=str(answer.reason), more_than_mib=more_than_mib)
         return _checked(answer, seconds)
     except Exception as error:
-        return NoEstimate(source=name, reason=f"it raised {type(error).__name__}: {error}")
+        return NoEstimate(source=estimator.name, reason=f"it raised {type(error).__name__}: {error}")
 
 
 def _floor(more_than_mib: object) -> int | None:

@@ -18,9 +18,10 @@ from carma.core.model.values import Demand, Estimate, NoEstimate
 from carma.core.ports import Archive, EstimateRequest, PastRun
 from carma.core.telemetry.booking_shrink import with_margin
 from carma.estimate.combination import above
-from carma.estimate.interpolation import Fit, Point, fit
+from carma.estimate.interpolation import Fit, MeasuredPoint, fit
 from carma.trial.protocol import Context
 
+NEAR_RUNS = 200  # runs of similar commands that are compared
 SURVIVED_S = 60.0  # an unfinished run shorter than this may have ended before its memory peak
 GROWS = ("batch", "bs", "size", "len", "seq")  # options with such a word in their name increase memory
 ALMOST = 0.9  # least part of a smaller value's memory that a larger one needs, since libraries may choose otherwise
@@ -39,7 +40,9 @@ class History:
         same = [run for run in runs if _same_files(run, request)]
         answer = _exact(same, request)
         if isinstance(answer, NoEstimate):
-            others = self._archive.near_runs(uid=uid, command=spec.command, directory=spec.directory)
+            others = self._archive.past_runs(
+                uid=uid, command=spec.command, directory=spec.directory, near=True, limit=NEAR_RUNS
+            )
             near = [run for run in others if run.command != spec.command and _same_files(run, request)]
             if near:
                 answer = _near(near, request, answer)
@@ -135,7 +138,7 @@ def _near(runs: Sequence[PastRun], request: EstimateRequest, exact: NoEstimate) 
     value = wanted[place].value
     telling = _telling([run for run in found if run.peak_mib and run.more_than_mib is None])
     alike, remarks = _alike(telling, request) if telling else ([], [])
-    points = [Point(numbers(run.command)[place].value, run.peak_mib or 0) for run in alike]
+    points = [MeasuredPoint(numbers(run.command)[place].value, run.peak_mib or 0) for run in alike]
     fitted = fit(points, value)
     least = _least_mib(found, points, place, wanted[place])
     if isinstance(fitted, str):
@@ -160,7 +163,7 @@ def _by_place(runs: Sequence[PastRun], wanted: Sequence[Number]) -> dict[int, li
     return found
 
 
-def _least_mib(runs: Sequence[PastRun], points: Sequence[Point], place: int, wanted: Number) -> int | None:
+def _least_mib(runs: Sequence[PastRun], points: Sequence[MeasuredPoint], place: int, wanted: Number) -> int | None:
     """A lower bound, if memory increases with that number."""
     if not any(word in wanted.name.lower() for word in GROWS):
         return None

@@ -19,7 +19,7 @@ STEEPER, MUCH_STEEPER = 2.0, 3.0  # times the last slope: enough for a square fr
 STRAIGHT = 1.25  # the same if three points show a line
 
 
-class Point(Record, frozen=True, order=True):
+class MeasuredPoint(Record, frozen=True, order=True):
     value: float
     mib: int
 
@@ -27,22 +27,22 @@ class Point(Record, frozen=True, order=True):
 class Fit(Record, frozen=True, kw_only=True):
     footprint_mib: int
     upper_mib: int
-    used: tuple[Point, ...]  # the points that were used
+    used: tuple[MeasuredPoint, ...]  # the points that were used
     beyond: bool = False  # extrapolated
 
 
-def fit(points: Iterable[Point], value: float) -> Fit | str:
+def fit(points: Iterable[MeasuredPoint], value: float) -> Fit | str:
     """The footprint at `value`, or why it is unknown."""
     line = _highest(points)
     if len(line) < 2:
         return "two other values must have been measured"
     rising = _monotone(line)
     if rising is None:
-        falling = _monotone([Point(-point.value, point.mib) for point in reversed(line)])
+        falling = _monotone([MeasuredPoint(-point.value, point.mib) for point in reversed(line)])
         if falling is None:
             return "memory went up and down with it"
         # Memory falls: beyond the ends its course is unknown.
-        line = [Point(-point.value, point.mib) for point in reversed(falling)]
+        line = [MeasuredPoint(-point.value, point.mib) for point in reversed(falling)]
         inside = line[0].value <= value <= line[-1].value
         return _between(line, value) if inside else "memory fell with it, and the value lies outside those measured"
     if value > rising[-1].value:
@@ -53,27 +53,27 @@ def fit(points: Iterable[Point], value: float) -> Fit | str:
     return _between(rising, value)
 
 
-def _highest(points: Iterable[Point]) -> list[Point]:
+def _highest(points: Iterable[MeasuredPoint]) -> list[MeasuredPoint]:
     """One point for each value: the maximum."""
     most: dict[float, int] = {}
     for point in points:
         most[point.value] = max(most.get(point.value, 0), point.mib)
-    return sorted(Point(value, mib) for value, mib in most.items())
+    return sorted(MeasuredPoint(value, mib) for value, mib in most.items())
 
 
-def _monotone(line: Sequence[Point]) -> list[Point] | None:
+def _monotone(line: Sequence[MeasuredPoint]) -> list[MeasuredPoint] | None:
     """The running maximum; None if memory falls by more than runs differ."""
-    found: list[Point] = []
+    found: list[MeasuredPoint] = []
     highest = 0
     for point in line:
         if point.mib < highest - max(NOISE_MIB, NOISE_SHARE * highest):
             return None
         highest = max(highest, point.mib)
-        found.append(Point(point.value, highest))
+        found.append(MeasuredPoint(point.value, highest))
     return found
 
 
-def _between(line: Sequence[Point], value: float) -> Fit:
+def _between(line: Sequence[MeasuredPoint], value: float) -> Fit:
     low = max(point for point in line if point.value <= value)
     high = min(point for point in line if point.value >= value)
     footprint = round(_drawn(low, high, value))
@@ -83,13 +83,13 @@ def _between(line: Sequence[Point], value: float) -> Fit:
     return Fit(footprint_mib=footprint, upper_mib=max(upper, with_margin(footprint)), used=(low, high))
 
 
-def _drawn(low: Point, high: Point, value: float) -> float:
+def _drawn(low: MeasuredPoint, high: MeasuredPoint, value: float) -> float:
     if high.value == low.value:
         return float(max(low.mib, high.mib))
     return low.mib + (high.mib - low.mib) * (value - low.value) / (high.value - low.value)
 
 
-def _left_out(line: Sequence[Point]) -> float | None:
+def _left_out(line: Sequence[MeasuredPoint]) -> float | None:
     """The largest error of the line at a measured point that is left out."""
     misses = [
         abs(mid.mib - _drawn(low, high, mid.value)) for low, mid, high in zip(line, line[1:], line[2:], strict=False)
@@ -97,7 +97,7 @@ def _left_out(line: Sequence[Point]) -> float | None:
     return max(misses, default=None)
 
 
-def _beyond(line: Sequence[Point], value: float) -> Fit | str:
+def _beyond(line: Sequence[MeasuredPoint], value: float) -> Fit | str:
     last, before = line[-1], line[-2]
     if last.value <= 0 or value > FURTHEST * last.value:
         return f"it is more than {FURTHEST:g} times the largest value that was measured"
@@ -112,5 +112,5 @@ def _beyond(line: Sequence[Point], value: float) -> Fit | str:
     return Fit(footprint_mib=footprint, upper_mib=upper, used=(before, last), beyond=True)
 
 
-def _slope(low: Point, high: Point) -> float:
+def _slope(low: MeasuredPoint, high: MeasuredPoint) -> float:
     return (high.mib - low.mib) / (high.value - low.value)

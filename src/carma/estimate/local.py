@@ -25,7 +25,7 @@ STEPS = 3  # the first creates the optimizer's state, the second shows the peak,
 CLEARLY = 1.5  # factor over the time now from which a trial run counts as cached
 
 
-class Answer(Record, frozen=True, kw_only=True):
+class EstimatorAnswer(Record, frozen=True, kw_only=True):
     """The answer of one estimator and its time, including its part of a shared trial run."""
 
     estimator: str
@@ -101,7 +101,9 @@ class SharedTrial:
         return self._described
 
 
-def answers(estimators: Sequence[Estimator], request: EstimateRequest, shared: SharedTrial) -> Iterator[Answer]:
+def answers(
+    estimators: Sequence[Estimator], request: EstimateRequest, shared: SharedTrial
+) -> Iterator[EstimatorAnswer]:
     """The answers in order; errors of an estimator become refusals."""
     for estimator in estimators:
         shared.begin()
@@ -109,7 +111,7 @@ def answers(estimators: Sequence[Estimator], request: EstimateRequest, shared: S
         estimate, refusals = first_answer((estimator,), request)
         took_s = time.monotonic() - started_s + shared.borrowed_s
         said = refusals[0] if estimate is None else estimate
-        yield Answer(
+        yield EstimatorAnswer(
             estimator=estimator.name,
             said=said,
             took_s=took_s,

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from carma.errors import BadTrace
-from carma.traces.schema import COLUMNS, LEAST_S, MOST, MOST_S, Column, Trace, TraceTask
+from carma.traces.schema import COLUMNS, LEAST_S, MOST, MOST_S, Trace, TraceColumn, TraceTask
 
 REQUIRED = tuple(column.name for column in COLUMNS if column.required)
 OPTIONAL = tuple(column.name for column in COLUMNS if not column.required)
 
 
-def _hint(columns: Sequence[Column]) -> str:
+def _hint(columns: Sequence[TraceColumn]) -> str:
     required, optional = ([column.name for column in columns if column.required is so] for so in (True, False))
     return f"columns: {', '.join(required)}; optional: {', '.join(optional)}"
 
@@ -51,7 +51,7 @@ def parse(lines: Iterable[str], name: str) -> Trace:
     return Trace(name=name, tasks=tuple(tasks), source=source)
 
 
-def parse_rows(lines: Iterable[str], name: str, columns: Sequence[Column]) -> tuple[str, Rows]:
+def parse_rows(lines: Iterable[str], name: str, columns: Sequence[TraceColumn]) -> tuple[str, Rows]:
     """The text of the comment lines, and for each row its line number and its values by column."""
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line and not line.isspace()]
     comments = [word for _, line in numbered if line.startswith("#") for word in line.removeprefix("#").split()]
@@ -91,7 +91,7 @@ def _cells(name: str, number: int, line: str) -> list[str]:
 Reader = Callable[[str], Value]
 
 
-def _header(where: str, cells: list[str], columns: Sequence[Column]) -> list[tuple[str, Reader]]:
+def _header(where: str, cells: list[str], columns: Sequence[TraceColumn]) -> list[tuple[str, Reader]]:
     known = {column.name: column for column in columns}
     for cell in cells:
         if cell not in known:
@@ -120,7 +120,7 @@ def _values(name: str, number: int, header: list[tuple[str, Reader]], cells: lis
     return row
 
 
-def _reader(column: Column) -> Reader:
+def _reader(column: TraceColumn) -> Reader:
     """The function from the text of a cell to its value. It raises ValueError with a message."""
     if column.kind == "text":
         return _text if column.empty else _name
@@ -147,7 +147,7 @@ def _name(text: str) -> str:
     return text
 
 
-def _number(text: str, column: Column) -> float:
+def _number(text: str, column: TraceColumn) -> float:
     try:
         value = float(text)
     except ValueError:

@@ -18,7 +18,7 @@ MOST_S = 1e9  # thirty years, the limit of the daemon
 MOST = 10**15  # of counts
 
 
-class Column(NamedTuple):
+class TraceColumn(NamedTuple):
     """A column that is not `required` may be missing. With `empty`, a cell may be empty: the figure is unknown or does
     not apply. With `above_zero`, 0 is invalid."""
 
@@ -32,41 +32,49 @@ class Column(NamedTuple):
 
 
 COLUMNS = (
-    Column("arrival_s", "seconds", "seconds", "submission, counted from the start of the trace; never falls", True),
-    Column("name", "text", "", "name of the task; need not be unique", True),
-    Column("gpus", "count", "count", "number of GPUs of the task", True, above_zero=True),
-    Column("memory_mib", "count", "MiB", "footprint on each of its GPUs, at its peak", True, above_zero=True),
-    Column("seconds", "seconds", "seconds", "duration of the whole run on GPUs of its own", True, above_zero=True),
-    Column("sm_active", "share", "share, 0 to 1", "SM activity when it runs alone", True),
-    Column("sm_occupancy", "share", "share, 0 to 1", "SM occupancy when it runs alone", True),
-    Column("dram_active", "share", "share, 0 to 1", "DRAM activity when it runs alone", True),
-    Column("gr_active", "share", "share, 0 to 1", "share of time with any kernel, alone; empty: not known", empty=True),
-    Column(
+    TraceColumn(
+        "arrival_s", "seconds", "seconds", "submission, counted from the start of the trace; never falls", True
+    ),
+    TraceColumn("name", "text", "", "name of the task; need not be unique", True),
+    TraceColumn("gpus", "count", "count", "number of GPUs of the task", True, above_zero=True),
+    TraceColumn("memory_mib", "count", "MiB", "footprint on each of its GPUs, at its peak", True, above_zero=True),
+    TraceColumn("seconds", "seconds", "seconds", "duration of the whole run on GPUs of its own", True, above_zero=True),
+    TraceColumn("sm_active", "share", "share, 0 to 1", "SM activity when it runs alone", True),
+    TraceColumn("sm_occupancy", "share", "share, 0 to 1", "SM occupancy when it runs alone", True),
+    TraceColumn("dram_active", "share", "share, 0 to 1", "DRAM activity when it runs alone", True),
+    TraceColumn(
+        "gr_active", "share", "share, 0 to 1", "share of time with any kernel, alone; empty: not known", empty=True
+    ),
+    TraceColumn(
         "power",
         "share",
         "share, 0 to 1",
         "power above idle, as a share of the card's range; empty: not known",
         empty=True,
     ),
-    Column("start_s", "seconds", "seconds", "from its start to the first activity on the GPU (0)"),
-    Column("ramp_s", "seconds", "seconds", "from the first byte of GPU memory to its peak (0)"),
-    Column("first_mib", "count", "MiB", "memory at the beginning of the ramp (0)"),
-    Column("busy_gpus", "count", "count", "number of its GPUs that it uses; the others stay idle; 0: all (0)"),
-    Column("model", "text", "", "the trained model, as free text; may be empty", empty=True),
-    Column("batch", "count", "samples", "its batch size; 0: not known (0)"),
-    Column("user", "text", "", "name of the submitting user; may be empty", empty=True),
-    Column("priority", "whole", "", "larger starts earlier (0)"),
-    Column("checkpoint_s", "seconds", "seconds", "work between two checkpoints; 0: no checkpoints (0)"),
-    Column(
+    TraceColumn("start_s", "seconds", "seconds", "from its start to the first activity on the GPU (0)"),
+    TraceColumn("ramp_s", "seconds", "seconds", "from the first byte of GPU memory to its peak (0)"),
+    TraceColumn("first_mib", "count", "MiB", "memory at the beginning of the ramp (0)"),
+    TraceColumn("busy_gpus", "count", "count", "number of its GPUs that it uses; the others stay idle; 0: all (0)"),
+    TraceColumn("model", "text", "", "the trained model, as free text; may be empty", empty=True),
+    TraceColumn("batch", "count", "samples", "its batch size; 0: not known (0)"),
+    TraceColumn("user", "text", "", "name of the submitting user; may be empty", empty=True),
+    TraceColumn("priority", "whole", "", "larger starts earlier (0)"),
+    TraceColumn("checkpoint_s", "seconds", "seconds", "work between two checkpoints; 0: no checkpoints (0)"),
+    TraceColumn(
         "save_s",
         "seconds",
         "seconds",
         "duration of a save on a signal; empty: the task cannot be preempted",
         empty=True,
     ),
-    Column("horus_mib", "count", "MiB", "memory by Horus; empty: no estimate", empty=True, above_zero=True),
-    Column("faketensor_mib", "count", "MiB", "memory by Fake Tensor; empty: no estimate", empty=True, above_zero=True),
-    Column("gpumemnet_mib", "count", "MiB", "memory by GPUMemNet; empty: no estimate", empty=True, above_zero=True),
+    TraceColumn("horus_mib", "count", "MiB", "memory by Horus; empty: no estimate", empty=True, above_zero=True),
+    TraceColumn(
+        "faketensor_mib", "count", "MiB", "memory by Fake Tensor; empty: no estimate", empty=True, above_zero=True
+    ),
+    TraceColumn(
+        "gpumemnet_mib", "count", "MiB", "memory by GPUMemNet; empty: no estimate", empty=True, above_zero=True
+    ),
 )
 
 

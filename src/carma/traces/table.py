@@ -14,12 +14,15 @@ import msgspec
 from carma.core.model.values import Record
 from carma.errors import BadTrace
 from carma.traces.reader import build, lines_of, parse_rows, read
-from carma.traces.schema import COLUMNS, Column, Trace, TraceTask
+from carma.traces.schema import COLUMNS, Trace, TraceColumn, TraceTask
 
 SHIPPED = ("t1", "t2", "mix", "heavy")
 TABLE_COLUMNS = tuple(column for column in COLUMNS if column.name != "arrival_s")
 # The columns of a shipped trace; a user's trace has complete rows.
-_ARRIVALS = (*(column for column in COLUMNS if column.name == "arrival_s"), Column("task", "text", "", "its row", True))
+_ARRIVALS = (
+    *(column for column in COLUMNS if column.name == "arrival_s"),
+    TraceColumn("task", "text", "", "its row", True),
+)
 
 
 class Table(Record, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from carma.errors import NotRunnable, Refused
-from carma.trial.replay.card_constants import Constants, Context, Row
+from carma.trial.replay.card_constants import CardConstants, ContextReading, Row
 
 MAIN = Path(__file__).parent / "inside" / "carma_measure" / "main.py"
 AFTER_LIMIT_S = 120.0  # for the start of the interpreter, and calls that were begun in time
@@ -30,19 +30,19 @@ PROBE = "import torch; print('torch', torch.__version__, torch.version.cuda or '
 PYTHONS = ("python3", "python")
 
 
-class Interpreter(NamedTuple):
+class CudaInterpreter(NamedTuple):
     path: str
     torch: str
     cuda: str  # "-": a build without CUDA, which cannot measure
 
 
-class Measured(NamedTuple):
-    constants: Constants
+class Calibration(NamedTuple):
+    constants: CardConstants
     rows: list[Row]
     errors: int  # calls that the libraries refused; they are among the rows
 
 
-def find_python(given: str | None, environ: Mapping[str, str]) -> Interpreter:
+def find_python(given: str | None, environ: Mapping[str, str]) -> CudaInterpreter:
     """The given interpreter, else the first on PATH with torch built for CUDA."""
     tried: list[str] = []
     for name in (given,) if given is not None else PYTHONS:
@@ -51,7 +51,7 @@ def find_python(given: str | None, environ: Mapping[str, str]) -> Interpreter:
             tried.append(f"{name} is not there")
             continue
         found = _probe(path, environ)
-        if isinstance(found, Interpreter) and found.cuda != "-":
+        if isinstance(found, CudaInterpreter) and found.cuda != "-":
             return found
         tried.append(found if isinstance(found, str) else f"{path} has torch {found.torch}, built without CUDA")
     raise NotRunnable(
@@ -60,7 +60,7 @@ def find_python(given: str | None, environ: Mapping[str, str]) -> Interpreter:
     )
 
 
-def _probe(path: str, environ: Mapping[str, str]) -> Interpreter | str:
+def _probe(path: str, environ: Mapping[str, str]) -> CudaInterpreter | str:
     """The interpreter with its torch, or why it has none."""
     try:
         done = subprocess.run(
@@ -71,7 +71,7 @@ def _probe(path: str, environ: Mapping[str, str]) -> Interpreter | str:
     match = re.search(r"^torch (\S+) (\S+)$", done.stdout, re.MULTILINE)
     if match is None:
         return f"{path} has no torch ({_last_line(done.stderr) or f'exit code {done.returncode}'})"
-    return Interpreter(path, match[1], match[2])
+    return CudaInterpreter(path, match[1], match[2])
 
 
 def no_progress(rows: int) -> None:
@@ -84,7 +84,7 @@ def measure(
     limit_s: float,
     environ: Mapping[str, str],
     progress: Callable[[int], None] = no_progress,
-) -> Measured:
+) -> Calibration:
     """On the GPU of that UUID, the only visible one; `progress` gets the number of rows so far.
 
     Ctrl-C ends measuring and removes all its files.
@@ -114,7 +114,7 @@ def measure(
         return read_measured(_lines(out / "constants.jsonl"), _lines(out / "rows.jsonl"))
 
 
-def read_measured(constants: Sequence[Row], rows: Sequence[Row]) -> Measured:
+def read_measured(constants: Sequence[Row], rows: Sequence[Row]) -> Calibration:
     """The output of `inside/carma_measure` as a GPU's constants and its table."""
     versions = next((row for row in constants if "versions" in row), {})
     if not versions.get("gpu") or versions["gpu"] == "none":
@@ -124,7 +124,7 @@ def read_measured(constants: Sequence[Row], rows: Sequence[Row]) -> Measured:
         raise Refused("no reading of the memory outside the allocator came back", "Run it again with a longer --limit.")
     table = [row for row in rows if "versions" not in row and not row.get("short")]
     capability = versions.get("capability")
-    made = Constants(
+    made = CardConstants(
         gpu=str(versions["gpu"]),
         capability=msgspec.convert(capability, tuple[int, int]) if capability else None,
         driver=_text(versions.get("driver")),
@@ -137,10 +137,10 @@ def read_measured(constants: Sequence[Row], rows: Sequence[Row]) -> Measured:
         kept_once=_kept_once(constants),
         rows=len(table),
     )
-    return Measured(made, table, sum("error" in row for row in table))
+    return Calibration(made, table, sum("error" in row for row in table))
 
 
-def _contexts(rows: Sequence[Row]) -> Iterator[Context]:
+def _contexts(rows: Sequence[Row]) -> Iterator[ContextReading]:
     """The long chain of steps, then each step in a process of its own if that was measured."""
     for row in rows:
         steps, outside = row.get("steps"), row.get("outside_bytes")
@@ -148,7 +148,7 @@ def _contexts(rows: Sequence[Row]) -> Iterator[Context]:
             continue
         alone = len(steps) == 1
         if outside > 0 and not (alone and row["after"] == "init"):
-            yield Context(after=str(row["after"]), alone=alone, outside_bytes=outside)
+            yield ContextReading(after=str(row["after"]), alone=alone, outside_bytes=outside)
 
 
 def _kept_once(rows: Sequence[Row]) -> dict[str, int]:

@@ -15,17 +15,18 @@ from carma.core.model.values import Demand, Estimate, Gpu, NoEstimate
 from carma.core.ports import EstimateRequest
 from carma.trial.protocol import Context, Trial, Trials
 from carma.trial.replay import card_constants as constants
-from carma.trial.replay.bound import Bound, bound_for
-from carma.trial.replay.footprint import MIB, Figure, NotFigured, figure
+from carma.trial.replay.bound import FootprintBound, bound_for
+from carma.trial.replay.footprint import MIB, NoFootprint, TrialFootprint, figure
 from carma.trial.replay.library_memory import nccl_bytes, with_attention
-from carma.trial.report import Report
+from carma.trial.report import TrialReport
 
 LEAST_STEPS = 2  # the first allocates the optimizer's state, the second runs with it
 MANY_READS = 50  # invented values per step, above which the script may have taken another branch
 
 
-class Trace:
+class TraceEstimator:
     name = "trace"
+    quick = False
 
     def __init__(self, trials: Trials, level: float, folders: Sequence[Path]) -> None:
         self._trials, self._level, self._folders = trials, level, tuple(folders)
@@ -41,7 +42,7 @@ class Trace:
             return self._refuse(reason)
         try:
             found = figure(trial, request, self._folders)
-        except NotFigured as why:
+        except NoFootprint as why:
             return self._refuse(str(why))
         bound = bound_for(found.footprint_bytes, found.spread, found.group, self._level)
         return _answer(trial, found, bound, request.gpus[0])
@@ -50,7 +51,7 @@ class Trace:
         return NoEstimate(source=self.name, reason=reason)
 
 
-def why_not(report: Report) -> str | None:
+def why_not(report: TrialReport) -> str | None:
     """A sentence that says why a report gives no figure; None if it gives one."""
     if report.stop != "steps":
         return report.reason or "the trial run did not get as far as its optimizer steps"
@@ -61,7 +62,7 @@ def why_not(report: Report) -> str | None:
     return None
 
 
-def _doubts(report: Report, found: Figure) -> list[str]:
+def _doubts(report: TrialReport, found: TrialFootprint) -> list[str]:
     doubts: list[str] = []
     if found.replayed.grows:
         doubts.append("memory still grew in the last step of the trial run; the task may need more")
@@ -76,7 +77,7 @@ def _doubts(report: Report, found: Figure) -> list[str]:
     return doubts
 
 
-def _answer(trial: Trial, found: Figure, bound: Bound, gpu: Gpu) -> Estimate:
+def _answer(trial: Trial, found: TrialFootprint, bound: FootprintBound, gpu: Gpu) -> Estimate:
     report, peaks = trial.report, found.replayed.peaks
     warnings = [*_doubts(report, found), *report.warnings, *bound.warnings, *found.warnings]
     footprint = _mib(found.footprint_bytes)
@@ -86,7 +87,7 @@ def _answer(trial: Trial, found: Figure, bound: Bound, gpu: Gpu) -> Estimate:
     return Estimate(
         footprint_mib=footprint,
         upper_mib=max(footprint, _mib(bound.upper_bytes)),
-        source=Trace.name,
+        source=TraceEstimator.name,
         level=bound.level,
         allocated_mib=_mib(peaks.allocated_bytes),
         reserved_mib=_mib(found.footprint_bytes - found.outside_bytes),
@@ -106,7 +107,7 @@ def _demand(trial: Trial, gpu: Gpu) -> Demand | None:
     return None if described is None else demand_of(with_attention(described, trial), gpu.name)
 
 
-def _parts(report: Report, found: Figure) -> dict[str, int]:
+def _parts(report: TrialReport, found: TrialFootprint) -> dict[str, int]:
     """The parts of the footprint; their sum is the footprint except for rounding."""
     replayed = found.replayed
     allocated = replayed.peaks.allocated_bytes
@@ -128,5 +129,5 @@ def _mib(size: float) -> int:
     return round(size / MIB)
 
 
-def make(context: Context) -> Trace:
-    return Trace(context.trials, context.rules.memory.level, constants.folders(os.environ))
+def make(context: Context) -> TraceEstimator:
+    return TraceEstimator(context.trials, context.rules.memory.level, constants.folders(os.environ))

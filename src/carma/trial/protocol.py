@@ -18,14 +18,14 @@ from carma.core.model.settings import Rules
 from carma.core.model.values import Gpu, NoEstimate
 from carma.core.ports import Archive, EstimateRequest, Estimator
 from carma.trial.layers.description import Described
-from carma.trial.report import Report
+from carma.trial.report import TrialReport
 
 
 @dataclass(frozen=True)
 class Trial:
     """The result of a trial run: the report, and the events for `report.read_events`."""
 
-    report: Report
+    report: TrialReport
     events: bytes
     seconds: float
 

@@ -21,7 +21,7 @@ ALLOC, FREE, CALL, MARK, EMPTY_CACHE, OTHER_STREAM = 1, 2, 3, 4, 5, 6
 _record = struct.Struct("<BBHIQq")  # kind, thread, stream, what, id, bytes
 
 
-class Event(NamedTuple):
+class TrialEvent(NamedTuple):
     kind: int
     thread: int  # 0 is the one that runs the script; others are autograd's and the user's
     stream: int
@@ -43,7 +43,7 @@ class Call(Record, frozen=True, kw_only=True):
     flags: tuple[str, ...] = ()  # "tf32", "channels_last", "benchmark", "deterministic", "transposed", "causal", ...
 
 
-class Report(Record, frozen=True, kw_only=True):
+class TrialReport(Record, frozen=True, kw_only=True):
     """One process's trial. `stop` says why it ended; figures are only worth anything after two optimizer steps.
 
     `cause`: "crashed", "no_network", "no_gpu" (never used), "several" (processes or GPUs), "" for all others.
@@ -73,9 +73,9 @@ class Report(Record, frozen=True, kw_only=True):
     described: Described | None = None
 
 
-def read_events(data: bytes) -> Iterator[Event]:
-    return map(Event._make, _record.iter_unpack(data))
+def read_events(data: bytes) -> Iterator[TrialEvent]:
+    return map(TrialEvent._make, _record.iter_unpack(data))
 
 
-def write_events(events: Iterator[Event]) -> bytes:
+def write_events(events: Iterator[TrialEvent]) -> bytes:
     return b"".join(_record.pack(*event) for event in events)

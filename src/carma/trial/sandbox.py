@@ -39,7 +39,7 @@ _SYSTEMD_VARIABLES = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
 
 
 @dataclass(frozen=True)
-class Limits:
+class SandboxLimits:
     seconds: float = 120.0
     memory_mib: int = 16_384  # of the host, including files that the command writes
     scratch_mib: int = 4_096  # of that: files that the command writes
@@ -61,7 +61,7 @@ class SandboxRun:
     notes: Sequence[str] = ()
     umask: int = 0o022
     keep: str | None = None  # a directory of the owner, at KEEP in the sandbox, which the command may change
-    limits: Limits = Limits()
+    limits: SandboxLimits = SandboxLimits()
 
 
 Ending = Literal[
@@ -79,7 +79,7 @@ Ending = Literal[
 ]
 
 
-class Status(msgspec.Struct):
+class SandboxStatus(msgspec.Struct):
     """How a run ended, as the sandbox reports it.
 
     `refused`: the kernel allows no sandbox. `failed`: the sandbox could not be built for another reason.
@@ -100,7 +100,7 @@ class Status(msgspec.Struct):
 
 @dataclass(frozen=True)
 class SandboxResult:
-    status: Status
+    status: SandboxStatus
     files: dict[str, bytes]  # those that exist
     seconds: float
 
@@ -130,7 +130,7 @@ class Sandbox:
             finally:
                 os.close(writing)
             if process is None:
-                return SandboxResult(Status(ended="abandoned"), {}, 0.0)
+                return SandboxResult(SandboxStatus(ended="abandoned"), {}, 0.0)
             order = _order(what, writing, outputs, started_s) | _confined(limiter, group)
             channel = _Channel(process, reading)
             try:
@@ -178,20 +178,20 @@ class Sandbox:
         process.kill()
         _reap_or_abandon(process)
 
-    def _status(self, channel: _Channel, errors: int) -> Status:
+    def _status(self, channel: _Channel, errors: int) -> SandboxStatus:
         if channel.status is not None:
             with _abandoned_lock:
                 until_s = time.monotonic() + _RETRY_MOUNT_S
                 _unanswered_until_s.update(dict.fromkeys(channel.status.unanswered, until_s))
             return channel.status
         if self._closed:
-            return Status(ended="abandoned")
+            return SandboxStatus(ended="abandoned")
         if channel.late:
             if channel.at:
-                return Status(ended="unanswered", why=channel.at, limit_s=channel.limit_s)
-            return Status(ended="time")
+                return SandboxStatus(ended="unanswered", why=channel.at, limit_s=channel.limit_s)
+            return SandboxStatus(ended="time")
         last_line = _contents(errors)[-2000:].decode("utf-8", "replace").strip().rpartition("\n")[2]
-        return Status(ended="lost", why=last_line)
+        return SandboxStatus(ended="lost", why=last_line)
 
 
 _abandoned_lock = threading.Lock()
@@ -224,7 +224,7 @@ class _Channel:
         self._reading = reading
         self.at = "the start of the sandbox"  # what the sandbox waits for; empty once the command runs
         self.first = 0  # pid 1 of the sandbox, as the host numbers it
-        self.status: Status | None = None
+        self.status: SandboxStatus | None = None
         self.limit_s = 0.0
         self.late = False
 
@@ -261,7 +261,7 @@ class _Channel:
             self.at = message.get("at", self.at)
             self.first = message.get("first", self.first)
             if "ended" in message:
-                self.status = msgspec.convert(message, Status)
+                self.status = msgspec.convert(message, SandboxStatus)
 
 
 def _memory_file(stack: contextlib.ExitStack, name: str) -> int:

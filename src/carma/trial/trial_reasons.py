@@ -11,7 +11,7 @@ from typing import Literal, assert_never
 
 from carma.core.model.values import NoEstimate
 from carma.trial.protocol import Trial
-from carma.trial.sandbox import Limits, Status
+from carma.trial.sandbox import SandboxLimits, SandboxStatus
 
 SOURCE = "trace"
 STEPS_NOTE = "steps"  # number of optimizer steps so far; the file exists once torch is imported
@@ -40,7 +40,7 @@ def kind_of(ran: Trial | NoEstimate) -> Kind | None:
     return ran.kind if isinstance(ran, NoTrial) else None
 
 
-def no_trial(status: Status, command: Sequence[str], limits: Limits) -> NoTrial:
+def no_trial(status: SandboxStatus, command: Sequence[str], limits: SandboxLimits) -> NoTrial:
     """`status` of a run that left no report, or that ended before the report that counts."""
     reason, kind = _ending(status, command, limits)
     if status.unanswered and status.ended not in ("unanswered", "refused", "failed"):
@@ -54,7 +54,7 @@ def no_answer(path: str, limit_s: float | None = None) -> str:
     return f"{path} did not answer{within}; it may be on a network drive that hangs"
 
 
-def _ending(status: Status, command: Sequence[str], limits: Limits) -> tuple[str, Kind | None]:
+def _ending(status: SandboxStatus, command: Sequence[str], limits: SandboxLimits) -> tuple[str, Kind | None]:
     progress = _progress(status)
     match status.ended:
         case "time":
@@ -82,7 +82,7 @@ def _ending(status: Status, command: Sequence[str], limits: Limits) -> tuple[str
             assert_never(status.ended)
 
 
-def _progress(status: Status) -> str:
+def _progress(status: SandboxStatus) -> str:
     steps = status.notes.get(STEPS_NOTE) or ""
     if not steps.isdecimal():
         return "before it imported torch"
@@ -91,7 +91,7 @@ def _progress(status: Status) -> str:
     return f"after {steps} optimizer step{'' if steps == '1' else 's'}"
 
 
-def _early_exit(status: Status, command: Sequence[str]) -> tuple[str, Kind | None]:
+def _early_exit(status: SandboxStatus, command: Sequence[str]) -> tuple[str, Kind | None]:
     imported = status.notes.get(STEPS_NOTE) is not None
     how = f"ended with exit code {status.code}" if status.code >= 0 else f"was ended by {_signal_name(-status.code)}"
     reason = f"the command {how} {_progress(status)}{_last_words(status)}"
@@ -107,7 +107,7 @@ def _early_exit(status: Status, command: Sequence[str]) -> tuple[str, Kind | Non
     return reason, kind
 
 
-def _last_words(status: Status) -> str:
+def _last_words(status: SandboxStatus) -> str:
     """The last line of the error output, or of the output if there is no error output."""
     text = status.stderr.strip() or status.stdout.strip()
     if not text:

@@ -20,8 +20,8 @@ from carma.trial.fingerprint import LIMIT_S, Unanswered, fingerprint, folder_dig
 from carma.trial.layers.description import Described
 from carma.trial.protocol import Trial
 from carma.trial.replay.library_memory import with_attention
-from carma.trial.report import EVENTS, FORMAT, REPORT, Report
-from carma.trial.sandbox import Limits, Sandbox, SandboxResult, SandboxRun
+from carma.trial.report import EVENTS, FORMAT, REPORT, TrialReport
+from carma.trial.sandbox import Sandbox, SandboxLimits, SandboxResult, SandboxRun
 from carma.trial.trial_cache import TrialCache
 from carma.trial.trial_environment import gpu_description, trial_environment
 from carma.trial.trial_reasons import SOURCE, STEPS_NOTE, NoTrial, no_answer, no_trial
@@ -42,15 +42,15 @@ class TrialRuns:
     def __init__(
         self,
         cache_dir: Path,
-        limit_s: float = Limits.seconds,
-        memory_mib: int = Limits.memory_mib,
+        limit_s: float = SandboxLimits.seconds,
+        memory_mib: int = SandboxLimits.memory_mib,
         steps: int = 3,
         *,
         inside: Path = _INSIDE,
         make_sandbox: Callable[[], Sandbox] = Sandbox,
     ) -> None:
         """`cache_dir`: for trials and compiled files."""
-        self._limits = Limits(seconds=limit_s, memory_mib=memory_mib, scratch_mib=max(256, memory_mib // 4))
+        self._limits = SandboxLimits(seconds=limit_s, memory_mib=memory_mib, scratch_mib=max(256, memory_mib // 4))
         self._steps = steps
         self._inside = inside
         self._make_sandbox = make_sandbox
@@ -158,7 +158,7 @@ class TrialRuns:
             if status.files.get(EVENTS) == -2:
                 return NoTrial(reason=f"the trial run has more than {EVENTS_BYTES} bytes of events")
             try:
-                report = msgspec.json.decode(ended.files[REPORT], type=Report)
+                report = msgspec.json.decode(ended.files[REPORT], type=TrialReport)
             except msgspec.MsgspecError as error:
                 return NoTrial(reason=f"the trial run's report cannot be read: {error}")
             return Trial(report=report, events=ended.files.get(EVENTS, b""), seconds=ended.seconds)

@@ -19,20 +19,20 @@ from carma.core.ports import EstimateRequest
 from carma.trial.estimator import why_not
 from carma.trial.layers.description import Described
 from carma.trial.protocol import Context, Trial
-from carma.trial.report import Report
-from carma.trial.sandbox import Ending, Limits, Sandbox, SandboxRun, Status
+from carma.trial.report import TrialReport
+from carma.trial.sandbox import Ending, Sandbox, SandboxLimits, SandboxRun, SandboxStatus
 from carma.trial.trial_reasons import NoTrial, no_trial
 from tests.unit.cli.estimate_world import ANSWER, LIMIT_S, World, complained, figures, printed
 
-LIMITS = Limits(seconds=9, memory_mib=100)
+LIMITS = SandboxLimits(seconds=9, memory_mib=100)
 
 
 def ended(how: Ending, code: int = 0, stderr: str = "") -> NoTrial:
-    return no_trial(Status(ended=how, code=code, stderr=stderr), ("python", "x.py"), LIMITS)
+    return no_trial(SandboxStatus(ended=how, code=code, stderr=stderr), ("python", "x.py"), LIMITS)
 
 
 def reported(stop: str, cause: str, reason: str = "why") -> Trial:
-    return Trial(msgspec.convert({"format": 1, "stop": stop, "cause": cause, "reason": reason}, Report), b"", 1.0)
+    return Trial(msgspec.convert({"format": 1, "stop": stop, "cause": cause, "reason": reason}, TrialReport), b"", 1.0)
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carma.estimate.interpolation import Fit, Point, fit
+from carma.estimate.interpolation import Fit, MeasuredPoint, fit
 
 
-def points(*pairs: tuple[float, int]) -> list[Point]:
-    return [Point(value, mib) for value, mib in pairs]
+def points(*pairs: tuple[float, int]) -> list[MeasuredPoint]:
+    return [MeasuredPoint(value, mib) for value, mib in pairs]
 
 
-def fitted(found: list[Point], value: float) -> Fit:
+def fitted(found: list[MeasuredPoint], value: float) -> Fit:
     answer = fit(found, value)
     assert isinstance(answer, Fit), answer
     return answer
@@ -25,7 +25,7 @@ LINE = points((16, 3_600), (32, 5_200), (64, 8_400), (128, 14_800))  # 2,000 + 1
 def test_between_two_values_it_lies_on_the_line() -> None:
     answer = fitted(LINE, 48)
     assert answer.footprint_mib == 6_800
-    assert answer.used == (Point(32, 5_200), Point(64, 8_400))
+    assert answer.used == (MeasuredPoint(32, 5_200), MeasuredPoint(64, 8_400))
     assert not answer.beyond
     assert answer.upper_mib == 6_800 + 340  # leaving any of the points out, the others tell it exactly
 
@@ -45,7 +45,7 @@ def test_the_bound_covers_how_far_off_the_line_was_before() -> None:
 
 
 def test_of_several_runs_with_the_same_value_the_most_counts() -> None:
-    assert fitted([*LINE, Point(64, 8_800)], 64).footprint_mib == 8_800
+    assert fitted([*LINE, MeasuredPoint(64, 8_800)], 64).footprint_mib == 8_800
 
 
 def test_below_the_smallest_it_is_not_drawn_on() -> None:
@@ -91,7 +91,7 @@ def test_where_more_of_it_means_less_it_answers_only_between() -> None:
 
 
 @pytest.mark.parametrize("found", [[], points((32, 5_000)), points((32, 5_000), (32, 6_000))])
-def test_one_value_is_no_line(found: list[Point]) -> None:
+def test_one_value_is_no_line(found: list[MeasuredPoint]) -> None:
     assert fit(found, 64) == "two other values must have been measured"
 
 

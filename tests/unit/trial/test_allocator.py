@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carma.trial.replay.allocator import CachingAllocator, OutOfMemory, round_request
+from carma.trial.replay.allocator import AllocatorOutOfMemory, CachingAllocator, round_request
 from carma.trial.replay.allocator_options import MIB, AllocatorOptions, parse
 
 KIB = 1 << 10
@@ -211,7 +211,7 @@ def test_under_pressure_other_streams_are_waited_for() -> None:
 def test_out_of_memory_says_the_figures() -> None:
     made = after(30, 4, capacity_mib=60)
     made.free(0)
-    with pytest.raises(OutOfMemory) as failed:
+    with pytest.raises(AllocatorOutOfMemory) as failed:
         made.malloc(2, 41 * MIB)
     assert failed.value.figures["wanted_bytes"] == 42 * MIB
     assert failed.value.figures["allocated_bytes"] == 4 * MIB
@@ -225,7 +225,7 @@ def test_a_fraction_limits_what_is_reserved() -> None:
     half = parse("per_process_memory_fraction:0.5")
     made = CachingAllocator(half, device_bytes=100 * MIB)
     made.malloc(0, 50 * MIB)
-    with pytest.raises(OutOfMemory) as failed:
+    with pytest.raises(AllocatorOutOfMemory) as failed:
         made.malloc(1, 1)
     assert failed.value.figures["limit_bytes"] == 50 * MIB
 

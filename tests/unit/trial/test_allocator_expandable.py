@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from carma.trial.replay.allocator import CachingAllocator, OutOfMemory
+from carma.trial.replay.allocator import AllocatorOutOfMemory, CachingAllocator
 from carma.trial.replay.allocator_options import MIB, parse
 
 EXPANDABLE = parse("expandable_segments:True")
@@ -130,7 +130,7 @@ def test_under_pressure_free_pages_are_given_back_and_mapped_elsewhere() -> None
 def test_out_of_memory_when_pages_cannot_be_had() -> None:
     made = after(40, 40, capacity_mib=90)
     made.free(0)
-    with pytest.raises(OutOfMemory):
+    with pytest.raises(AllocatorOutOfMemory):
         made.malloc(2, 60 * MIB)
     made.malloc(3, 40 * MIB)
     assert made.reserved == 80 * MIB

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from carma.trial.replay.allocator import CachingAllocator, OutOfMemory
+from carma.trial.replay.allocator import AllocatorOutOfMemory, CachingAllocator
 from carma.trial.replay.allocator_options import MIB, AllocatorOptions, parse
 
 SIZES = st.one_of(
@@ -32,7 +32,7 @@ def play(made: CachingAllocator, steps: list[tuple[int, int, int]]) -> list[int]
         else:
             try:
                 made.malloc(identity, size, stream)
-            except OutOfMemory:
+            except AllocatorOutOfMemory:
                 continue
             live.append(identity)
             if pick == -8:

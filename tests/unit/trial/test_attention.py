@@ -7,7 +7,7 @@ import pytest
 from carma.trial.layers.description import Described, Layer
 from carma.trial.protocol import Trial
 from carma.trial.replay.library_memory import with_attention
-from carma.trial.report import ALLOC, FREE, Event, write_events
+from carma.trial.report import ALLOC, FREE, TrialEvent, write_events
 from tests.trials import report
 
 OPS = ("", "aten::addmm", "aten::_softmax", "aten::_log_softmax", "aten::_softmax_backward_data")
@@ -22,7 +22,7 @@ def attending(**changed: object) -> Described:
 
 
 def trial(op: int, size: int, *flags: str, kind: int = ALLOC) -> Trial:
-    event = Event(kind=kind, thread=0, stream=0, what=op, id=1, bytes=size)
+    event = TrialEvent(kind=kind, thread=0, stream=0, what=op, id=1, bytes=size)
     return Trial(report=report(ops=OPS, flags=flags), events=write_events(iter([event])), seconds=1.0)
 
 

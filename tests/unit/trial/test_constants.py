@@ -11,9 +11,9 @@ from carma.paths import find_paths
 from carma.trial.replay.card_constants import (
     SHIPPED,
     SYSTEM,
-    Constants,
-    Context,
-    Found,
+    CardConstants,
+    ChosenConstants,
+    ContextReading,
     Row,
     file_name,
     folders,
@@ -29,21 +29,21 @@ from carma.trial.report import Call
 MIB = 1 << 20
 
 
-def reading(after: str, mib: float, alone: bool = False) -> Context:
-    return Context(after=after, alone=alone, outside_bytes=round(mib * MIB))
+def reading(after: str, mib: float, alone: bool = False) -> ContextReading:
+    return ContextReading(after=after, alone=alone, outside_bytes=round(mib * MIB))
 
 
 CHAIN = (reading("init", 500), reading("matmul", 560), reading("conv", 700), reading("attention", 700))
-H200 = Constants(gpu="NVIDIA H200", torch="2.11.0+cu128", driver="580", contexts=CHAIN)
+H200 = CardConstants(gpu="NVIDIA H200", torch="2.11.0+cu128", driver="580", contexts=CHAIN)
 
 
-def put(folder: Path, gpu: str, torch: str) -> Constants:
+def put(folder: Path, gpu: str, torch: str) -> CardConstants:
     constants = msgspec.structs.replace(H200, gpu=gpu, torch=torch)
     save(constants, [{"op": "convolution", "gpu": gpu}], folder / file_name(constants))
     return constants
 
 
-def found(gpu: str, torch: str, *places: Path) -> Found:
+def found(gpu: str, torch: str, *places: Path) -> ChosenConstants:
     answer = load(gpu, torch, places)
     assert answer is not None
     return answer

@@ -24,8 +24,8 @@ from carma.trial.replay.conv_workspaces import (
     SHIPPED,
     ConvModel,
     ConvWorkspaces,
-    Learnt,
-    Tree,
+    DecisionTree,
+    LearntChoice,
     shipped_convolutions,
     shipped_model,
 )
@@ -82,16 +82,16 @@ def row(**changes: object) -> Row:
     }
 
 
-LEAF_ZERO = Tree(feature=(-1,), threshold=(0,), right=(0,))
+LEAF_ZERO = DecisionTree(feature=(-1,), threshold=(0,), right=(0,))
 
 
-def model(*formulas: str, choose: tuple[Tree, ...] = (LEAF_ZERO,)) -> ConvModel:
+def model(*formulas: str, choose: tuple[DecisionTree, ...] = (LEAF_ZERO,)) -> ConvModel:
     """A forest that says the first formula, with 2^20 bytes on top, and twice the tensors where no formula holds."""
-    learnt = Learnt(
+    learnt = LearntChoice(
         formulas=formulas,
         choose=choose,
-        more=(Tree(feature=(-1,), threshold=(20,), right=(0,)),),
-        other=(Tree(feature=(-1,), threshold=(1,), right=(0,)),),
+        more=(DecisionTree(feature=(-1,), threshold=(20,), right=(0,)),),
+        other=(DecisionTree(feature=(-1,), threshold=(1,), right=(0,)),),
     )
     return ConvModel(gpu="a card", torch="2.11", rows=1, call=learnt, trial=learnt)
 
@@ -183,14 +183,14 @@ def test_tf32_matters_to_fp32_only() -> None:
 
 def test_a_tree_goes_right_above_its_threshold_and_left_otherwise() -> None:
     batch = features(shape(call())).index(features(shape(call()))[5])
-    tree = Tree(feature=(batch, -1, -1), threshold=(5.0, 7, 8), right=(2, 0, 0))
+    tree = DecisionTree(feature=(batch, -1, -1), threshold=(5.0, 7, 8), right=(2, 0, 0))
     assert tree(features(shape(call()))) == 7
     more = call(image=(32, 512, 14, 14), output=(32, 512, 14, 14))
     assert tree(features(shape(more))) == 8
 
 
 def test_the_forest_votes_and_a_remainder_comes_on_top() -> None:
-    one, other = LEAF_ZERO, Tree(feature=(-1,), threshold=(1,), right=(0,))
+    one, other = LEAF_ZERO, DecisionTree(feature=(-1,), threshold=(1,), right=(0,))
     copies = tensor_bytes(shape(call()))
     assert ConvWorkspaces(model("xyw@1", "zero", choose=(one, other, other)))(call()) == ()
     assert ConvWorkspaces(model("xyw@1", "zero", choose=(one, other)))(call()) == (copies,)
@@ -249,6 +249,6 @@ def test_the_replay_gets_a_block_for_a_convolution_and_none_for_what_has_no_rule
 
 def test_a_calibrated_card_brings_its_rows(tmp_path: Path) -> None:
     file = tmp_path / "a-card.json"
-    constants.save(constants.Constants(gpu="A card"), [dict(row())], file)
+    constants.save(constants.CardConstants(gpu="A card"), [dict(row())], file)
     assert CardWorkspaces.of(file)(call(), 0, 0).transient_bytes == (12_245,)
     assert CardWorkspaces.of(tmp_path / "none.json")(call(), 0, 0).transient_bytes == shipped_convolutions()(call())

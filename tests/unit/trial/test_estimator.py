@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from carma.core.model.values import Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
 from carma.trial.demand.prediction import demand_of
-from carma.trial.estimator import Trace
+from carma.trial.estimator import TraceEstimator
 from carma.trial.layers.description import Described, Layer
 from carma.trial.protocol import Trial
 from carma.trial.replay import card_constants as constants
-from carma.trial.replay.bound import LEAST, SCALE, STRETCH, Bound, Score, Scores, bound_for, group_of
+from carma.trial.replay.bound import LEAST, SCALE, STRETCH, FootprintBound, Score, Scores, bound_for, group_of
 from carma.trial.replay.footprint import figure
-from carma.trial.report import ALLOC, CALL, FREE, Call, Event, Report, write_events
+from carma.trial.report import ALLOC, CALL, FREE, Call, TrialEvent, TrialReport, write_events
 from tests.trials import MIB, ScriptedTrials, events, report
 
 H200 = Gpu(id=GpuId("GPU-0"), index=0, name="NVIDIA H200", memory_mib=143_771)
@@ -29,9 +29,9 @@ def asked(gpu: Gpu = H200, environment: dict[str, str] | None = None) -> Estimat
     return EstimateRequest(task=TaskId(1), owner=Owner(1, 1, "a"), spec=spec, gpus=(gpu,))
 
 
-def estimated(told: Report | None = None, request: EstimateRequest | None = None) -> Estimate | NoEstimate:
+def estimated(told: TrialReport | None = None, request: EstimateRequest | None = None) -> Estimate | NoEstimate:
     trial = Trial(report=told or report(), events=write_events(iter(events())), seconds=1.0)
-    return Trace(ScriptedTrials(COMMAND, trial), 0.99, (constants.SHIPPED,)).estimate(request or asked())
+    return TraceEstimator(ScriptedTrials(COMMAND, trial), 0.99, (constants.SHIPPED,)).estimate(request or asked())
 
 
 def test_the_footprint_is_the_replay_the_workspaces_and_the_context() -> None:
@@ -139,7 +139,7 @@ def scores(count: int, group: str = "plain", spread: float = 0.0) -> Scores:
     return Scores(cases=tuple(cases))
 
 
-def margin(bound: Bound) -> float:
+def margin(bound: FootprintBound) -> float:
     return math.log(bound.upper_bytes / POINT)
 
 
@@ -202,9 +202,9 @@ def test_groups(calls: tuple[Call, ...], flags: tuple[str, ...], group: str) -> 
 
 
 def test_events_that_contradict_one_another_are_refused() -> None:
-    twice = [*events(), Event(2, 0, 0, 0, 999, 0)]
+    twice = [*events(), TrialEvent(2, 0, 0, 0, 999, 0)]
     trial = Trial(report=report(), events=write_events(iter(twice)), seconds=1.0)
-    answer = Trace(ScriptedTrials(COMMAND, trial), 0.99, (Path("nowhere"),)).estimate(asked())
+    answer = TraceEstimator(ScriptedTrials(COMMAND, trial), 0.99, (Path("nowhere"),)).estimate(asked())
     assert isinstance(answer, NoEstimate)
     assert "contradict" in answer.reason
 
@@ -214,7 +214,7 @@ def test_a_trial_with_convolutions_is_replayed_with_other_workspaces_too() -> No
     conv = Call(op="conv", dtype="float32", sizes=((8, 64, 56, 56), (64, 64, 3, 3), (8, 64, 56, 56)), flags=("tf32",))
     told = report(calls=(*report().calls, conv))
     hole = 400 * MIB
-    call = [Event(ALLOC, 0, 0, 1, 90, hole), Event(FREE, 0, 0, 0, 90, 0), Event(CALL, 0, 0, 2, 0, 0)]
+    call = [TrialEvent(ALLOC, 0, 0, 1, 90, hole), TrialEvent(FREE, 0, 0, 0, 90, 0), TrialEvent(CALL, 0, 0, 2, 0, 0)]
 
     class Wants:
         def __call__(self, _call: Call) -> tuple[int, ...]:

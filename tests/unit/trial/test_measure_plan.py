@@ -15,7 +15,7 @@ from carma.trial.inside.carma_measure import plan
 
 
 @pytest.fixture(scope="module")
-def quick() -> plan.Plan:
+def quick() -> plan.MeasuringPlan:
     return plan.make_plan(False)
 
 
@@ -23,14 +23,14 @@ def convolutions(cases: list[plan.Params]) -> list[plan.Params]:
     return [case for case in cases if case["op"] == "convolution"]
 
 
-def test_the_same_seed_gives_the_same_plan(quick: plan.Plan) -> None:
+def test_the_same_seed_gives_the_same_plan(quick: plan.MeasuringPlan) -> None:
     again = plan.make_plan(False)
     assert again.cases == quick.cases
     assert again.apart == quick.apart
     assert plan.make_plan(False, seed=5).cases != quick.cases
 
 
-def test_every_convolution_exists_and_fits(quick: plan.Plan) -> None:
+def test_every_convolution_exists_and_fits(quick: plan.MeasuringPlan) -> None:
     for case in convolutions(quick.cases + quick.apart):
         assert min(plan.out_size(case)) >= 1, case
         assert case["cin"] % case["groups"] == 0, case
@@ -39,12 +39,12 @@ def test_every_convolution_exists_and_fits(quick: plan.Plan) -> None:
         assert plan.flops(case) <= plan.FLOPS_MAX, case
 
 
-def test_searched_choices_stay_apart_from_the_others(quick: plan.Plan) -> None:
+def test_searched_choices_stay_apart_from_the_others(quick: plan.MeasuringPlan) -> None:
     assert {case["mode"] for case in convolutions(quick.cases)} == {"default", "deterministic"}
     assert {case["mode"] for case in quick.apart} == {"benchmark"}
 
 
-def test_the_first_tenth_is_a_fair_sample(quick: plan.Plan) -> None:
+def test_the_first_tenth_is_a_fair_sample(quick: plan.MeasuringPlan) -> None:
     first = convolutions(quick.cases[: len(quick.cases) // 10])
     assert {(case["dtype"], case["tf32"]) for case in first} == set(plan.PRECISIONS)
     assert {case["channels_last"] for case in first} == {False, True}

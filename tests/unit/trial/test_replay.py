@@ -23,7 +23,7 @@ from carma.trial.report import (
     MARK,
     OTHER_STREAM,
     Call,
-    Event,
+    TrialEvent,
     read_events,
     write_events,
 )
@@ -33,23 +33,23 @@ CONV, LINEAR = Call(op="conv", dtype="float32"), Call(op="blas", dtype="float32"
 CALLS = (CONV, LINEAR)
 
 
-def alloc(identity: int, mib: float, stream: int = 0) -> Event:
-    return Event(ALLOC, 0, stream, 0, identity, int(mib * MIB))
+def alloc(identity: int, mib: float, stream: int = 0) -> TrialEvent:
+    return TrialEvent(ALLOC, 0, stream, 0, identity, int(mib * MIB))
 
 
-def free(identity: int) -> Event:
-    return Event(FREE, 0, 0, 0, identity, 0)
+def free(identity: int) -> TrialEvent:
+    return TrialEvent(FREE, 0, 0, 0, identity, 0)
 
 
-def call(what: int, thread: int = 0, stream: int = 0) -> Event:
-    return Event(CALL, thread, stream, what, 0, 0)
+def call(what: int, thread: int = 0, stream: int = 0) -> TrialEvent:
+    return TrialEvent(CALL, thread, stream, what, 0, 0)
 
 
-FORWARD, STEP_END = Event(MARK, 0, 0, 0, 0, 0), Event(MARK, 0, 0, 1, 0, 0)
+FORWARD, STEP_END = TrialEvent(MARK, 0, 0, 0, 0, 0), TrialEvent(MARK, 0, 0, 1, 0, 0)
 
 
 def replayed(
-    *events: Event,
+    *events: TrialEvent,
     workspaces: Workspaces = no_workspaces,
     capacity_mib: int | None = None,
     options: AllocatorOptions = AllocatorOptions(),
@@ -77,7 +77,7 @@ def test_peaks_are_those_of_the_whole_trial() -> None:
 
 
 def test_each_step_has_its_own_peaks() -> None:
-    def step(temporary: int) -> list[Event]:
+    def step(temporary: int) -> list[TrialEvent]:
         return [alloc(9, temporary), free(9), STEP_END]
 
     found = replayed(alloc(1, 12), *step(30), *step(40), *step(20), alloc(2, 50))
@@ -175,20 +175,20 @@ def test_a_capacity_says_whether_the_script_survives() -> None:
 
 
 def test_empty_cache_and_the_settings_are_honoured() -> None:
-    emptied = replayed(alloc(1, 30), free(1), Event(EMPTY_CACHE, 0, 0, 0, 0, 0), alloc(2, 40))
+    emptied = replayed(alloc(1, 30), free(1), TrialEvent(EMPTY_CACHE, 0, 0, 0, 0, 0), alloc(2, 40))
     assert emptied.peaks == peaks(40, 40)
     expandable = replayed(alloc(1, 30), free(1), alloc(2, 40), options=parse("expandable_segments:True"))
     assert expandable.peaks == peaks(40, 40)
 
 
 def test_a_block_used_on_another_stream_is_free_again_in_the_next_step() -> None:
-    used = [alloc(1, 30), Event(OTHER_STREAM, 0, 5, 0, 1, 0), free(1)]
+    used = [alloc(1, 30), TrialEvent(OTHER_STREAM, 0, 5, 0, 1, 0), free(1)]
     assert replayed(*used, alloc(2, 30)).peaks == peaks(30, 60, 60)
     assert replayed(*used, STEP_END, alloc(2, 30)).peaks == peaks(30, 30)
 
 
 def test_events_that_contradict_one_another_are_counted() -> None:
-    found = replayed(free(5), Event(OTHER_STREAM, 0, 5, 0, 5, 0), alloc(1, 30), alloc(1, 30))
+    found = replayed(free(5), TrialEvent(OTHER_STREAM, 0, 5, 0, 5, 0), alloc(1, 30), alloc(1, 30))
     assert found.unmatched == 3
     assert found.peaks == peaks(30, 30)
 

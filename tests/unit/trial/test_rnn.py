@@ -28,7 +28,7 @@ SIZES = _load()
 RELU, TANH, LSTM, GRU = SIZES.RELU, SIZES.TANH, SIZES.LSTM, SIZES.GRU
 H200 = ((9, 0), 132)
 
-# (a Run's fields), algorithm, bytes of: weights, reserve, workspace in training, workspace in evaluation
+# (the fields of an RnnRun), algorithm, bytes of: weights, reserve, workspace in training, workspace in evaluation
 ASKED = [
     ((3, 2, 160, 10, 16, 64, 24, 0, 1, 1, 0, 0), 0, 12960, 46336, 8489984, 8456704),
     ((3, 2, 16384, 256, 64, 28, 64, 0, 1, 1, 0, 1), 0, 36096, 12583168, 19868928, 19868928),
@@ -119,7 +119,7 @@ ASKED = [
 def test_sizes_are_those_of_cudnn(
     fields: tuple[int, ...], algorithm: int, weights: int, reserve: int, training: int, evaluation: int
 ) -> None:
-    run = SIZES.Run(*fields)
+    run = SIZES.RnnRun(*fields)
     assert SIZES.weight_items(run) * run.item_bytes == weights
     assert SIZES.reserve_bytes(run) == reserve
     assert SIZES.workspace_bytes(run, algorithm, True) == training
@@ -129,7 +129,7 @@ def test_sizes_are_those_of_cudnn(
 def _run(mode: int, hidden: int, **fields: int) -> object:
     shape = {"item_bytes": 2, "rows": 320, "steps": 20, "batch": 16, "width": 128, "projected": 0, "layers": 1}
     shape |= {"directions": 1, "packed": 0, "drops": 0}
-    return SIZES.Run(mode=mode, hidden=hidden, **{**shape, **fields})
+    return SIZES.RnnRun(mode=mode, hidden=hidden, **{**shape, **fields})
 
 
 # PyTorch's get_algo, branch by branch: (network, hidden size, forward, other fields, dtype), the algorithm

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from carma.trial.box.mounts import mount_points, nearest_below
-from carma.trial.sandbox import INSIDE, KEEP, OUT, Limits
+from carma.trial.sandbox import INSIDE, KEEP, OUT, SandboxLimits
 from tests.boxes import (
     PATIENCE_S,
     VARIANTS,
@@ -211,24 +211,24 @@ def test_what_it_left_running_ends_with_it(variant: SandboxVariant, folder: Path
 
 def test_the_time_limit_ends_it(variant: SandboxVariant, folder: Path) -> None:
     word = marker()
-    ended = variant.run(f"trap '' TERM INT; sleep {word}", folder, limits=Limits(seconds=1))
+    ended = variant.run(f"trap '' TERM INT; sleep {word}", folder, limits=SandboxLimits(seconds=1))
     assert ended.status.ended == "time"
     wait_until(lambda: not processes_with(word), "a process outlived its limit")
 
 
 def test_the_memory_limit_ends_it(variant: SandboxVariant, folder: Path) -> None:
-    limits = Limits(seconds=PATIENCE_S, memory_mib=64, scratch_mib=32)
+    limits = SandboxLimits(seconds=PATIENCE_S, memory_mib=64, scratch_mib=32)
     assert variant.run("x=xxxxxxxx; while :; do x=$x$x; done", folder, limits=limits).status.ended == "memory"
 
 
 def test_files_that_it_writes_count_as_memory(variant: SandboxVariant, folder: Path) -> None:
-    limits = Limits(seconds=PATIENCE_S, memory_mib=64, scratch_mib=48)
+    limits = SandboxLimits(seconds=PATIENCE_S, memory_mib=64, scratch_mib=48)
     script = "head -c 40000000 /dev/zero > /dev/shm/a; head -c 40000000 /dev/zero > b; sleep 600"
     assert variant.run(script, folder, limits=limits).status.ended == "memory"
 
 
 def test_a_full_scratch_space_is_an_error_of_the_program(variant: SandboxVariant, folder: Path) -> None:
-    limits = Limits(seconds=PATIENCE_S, memory_mib=512, scratch_mib=16)
+    limits = SandboxLimits(seconds=PATIENCE_S, memory_mib=512, scratch_mib=16)
     ended = variant.run("head -c 40000000 /dev/zero > big", folder, limits=limits)
     assert ended.status.code != 0
     assert "No space left" in ended.status.stderr
@@ -236,7 +236,7 @@ def test_a_full_scratch_space_is_an_error_of_the_program(variant: SandboxVariant
 
 def test_the_number_of_processes_is_limited(variant: SandboxVariant, folder: Path) -> None:
     word = marker()
-    limits = Limits(seconds=PATIENCE_S, processes=20)
+    limits = SandboxLimits(seconds=PATIENCE_S, processes=20)
     script = f"i=0; while [ $i -lt 100 ]; do sleep {word} & i=$((i+1)); done; wait"
     assert variant.run(script, folder, limits=limits).status.ended == "processes"
     wait_until(lambda: not processes_with(word), "a process outlived its box")

@@ -14,8 +14,8 @@ from carma.core.model.values import ArrayPlace, NoEstimate, Owner, TaskId, TaskS
 from carma.core.ports import EstimateRequest
 from carma.trial.cards import as_gpu, find_card
 from carma.trial.protocol import Trial
-from carma.trial.report import Report
-from carma.trial.sandbox import Limits, Status
+from carma.trial.report import TrialReport
+from carma.trial.sandbox import SandboxLimits, SandboxStatus
 from carma.trial.trial_cache import REFUSAL_S, TrialCache
 from carma.trial.trial_environment import trial_environment
 from carma.trial.trial_reasons import Kind, advice, isolating_flag, kind_of, no_trial
@@ -171,7 +171,7 @@ def test_another_version_of_our_part_makes_a_new_trial(bench: Bench) -> None:
 
 def test_those_who_ask_at_the_same_time_share_one_run(bench: Bench) -> None:
     request = bench.request("report('steps')")
-    found: list[Report] = []
+    found: list[TrialReport] = []
     threads = [threading.Thread(target=lambda: found.append(bench.trial(request).report)) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -190,7 +190,7 @@ def test_the_model_is_described_or_its_absence_told(bench: Bench) -> None:
 
 
 def _trial(number: int) -> Trial:
-    return Trial(report=Report(format=1, stop="steps", steps=number), events=b"x" * 24, seconds=1.0)
+    return Trial(report=TrialReport(format=1, stop="steps", steps=number), events=b"x" * 24, seconds=1.0)
 
 
 def test_a_refusal_is_forgotten_after_a_while(tmp_path: Path) -> None:
@@ -223,27 +223,27 @@ def test_the_longest_unused_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [cache.get(name) for name in "abc"] == [None, _trial(1), _trial(2)]
 
 
-NUMBERS = Limits(seconds=9, memory_mib=100, processes=7)
+NUMBERS = SandboxLimits(seconds=9, memory_mib=100, processes=7)
 READ_ONLY = "OSError: [Errno 30] Read-only file system"
-ENDINGS: dict[str, tuple[Status, Kind | None]] = {
-    "time, before torch": (Status(ended="time"), "time"),
-    "time, before a step": (Status(ended="time", notes={"steps": "0"}), "time"),
-    "time, after steps": (Status(ended="time", notes={"steps": "2"}), "time"),
-    "time, a mount left out": (Status(ended="time", unanswered=["/mnt/x"]), "time"),
-    "memory": (Status(ended="memory"), "memory"),
-    "processes": (Status(ended="processes"), None),
-    "not started": (Status(ended="not_started", why="x was not found in PATH"), "crashed"),
-    "exit code": (Status(ended="exit", code=2, stdout="a", stderr="b\nc\n"), "crashed"),
-    "exit code 0": (Status(ended="exit", notes={"steps": "1"}, stdout="done"), None),
-    "without torch": (Status(ended="exit"), None),
-    "signal": (Status(ended="exit", code=-11, notes={"steps": "1"}), "crashed"),
-    "unknown signal": (Status(ended="exit", code=-99, notes={"steps": "1"}), "crashed"),
-    "read-only": (Status(ended="exit", code=1, stderr=READ_ONLY, read_only=["/mnt/x"]), None),
-    "failed": (Status(ended="failed", why="no memory"), None),
-    "unanswered": (Status(ended="unanswered", why="/mnt/x", limit_s=10.0), None),
-    "abandoned": (Status(ended="abandoned"), None),
-    "lost": (Status(ended="lost"), None),
-    "lost, with its last words": (Status(ended="lost", why="MemoryError"), None),
+ENDINGS: dict[str, tuple[SandboxStatus, Kind | None]] = {
+    "time, before torch": (SandboxStatus(ended="time"), "time"),
+    "time, before a step": (SandboxStatus(ended="time", notes={"steps": "0"}), "time"),
+    "time, after steps": (SandboxStatus(ended="time", notes={"steps": "2"}), "time"),
+    "time, a mount left out": (SandboxStatus(ended="time", unanswered=["/mnt/x"]), "time"),
+    "memory": (SandboxStatus(ended="memory"), "memory"),
+    "processes": (SandboxStatus(ended="processes"), None),
+    "not started": (SandboxStatus(ended="not_started", why="x was not found in PATH"), "crashed"),
+    "exit code": (SandboxStatus(ended="exit", code=2, stdout="a", stderr="b\nc\n"), "crashed"),
+    "exit code 0": (SandboxStatus(ended="exit", notes={"steps": "1"}, stdout="done"), None),
+    "without torch": (SandboxStatus(ended="exit"), None),
+    "signal": (SandboxStatus(ended="exit", code=-11, notes={"steps": "1"}), "crashed"),
+    "unknown signal": (SandboxStatus(ended="exit", code=-99, notes={"steps": "1"}), "crashed"),
+    "read-only": (SandboxStatus(ended="exit", code=1, stderr=READ_ONLY, read_only=["/mnt/x"]), None),
+    "failed": (SandboxStatus(ended="failed", why="no memory"), None),
+    "unanswered": (SandboxStatus(ended="unanswered", why="/mnt/x", limit_s=10.0), None),
+    "abandoned": (SandboxStatus(ended="abandoned"), None),
+    "lost": (SandboxStatus(ended="lost"), None),
+    "lost, with its last words": (SandboxStatus(ended="lost", why="MemoryError"), None),
 }
 
 
@@ -254,13 +254,15 @@ def test_each_ending_has_its_kind_and_its_sentence() -> None:
 
 
 def test_a_sandbox_that_is_not_allowed_names_the_call_that_the_kernel_refused() -> None:
-    refused = no_trial(Status(ended="refused", why="making namespaces: Operation not permitted"), ("x",), NUMBERS)
+    refused = no_trial(
+        SandboxStatus(ended="refused", why="making namespaces: Operation not permitted"), ("x",), NUMBERS
+    )
     assert (refused.source, refused.kind) == ("trace", None)
     assert "(making namespaces: Operation not permitted)" in refused.reason
 
 
 def test_a_flag_that_keeps_our_part_out_is_no_crash_of_the_script() -> None:
-    flagged = no_trial(Status(ended="exit", code=1), ("python", "-I", "x.py"), NUMBERS)
+    flagged = no_trial(SandboxStatus(ended="exit", code=1), ("python", "-I", "x.py"), NUMBERS)
     assert flagged.kind is None
     assert "-I" in flagged.reason
 

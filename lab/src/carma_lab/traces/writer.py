@@ -1,4 +1,4 @@
-"""Writes a trace: the same trace gives the same bytes, and what is read back is equal to what was written."""
+"""Writes traces and tables of tasks. Equal traces give equal bytes, and reading restores the trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from carma.errors import BadTrace
 from carma.traces.reader import Value
-from carma.traces.schema import COLUMNS, Column, Trace, TraceTask
+from carma.traces.schema import COLUMNS, Trace, TraceColumn, TraceTask
 from carma.traces.table import TABLE_COLUMNS, Table
 
 _WIDTH = 118  # of comment lines
@@ -19,18 +19,18 @@ _DEFAULTS = dict(zip(TraceTask.__struct_fields__[-len(TraceTask.__struct_default
 
 
 def write(trace: Trace, path: Path) -> None:
-    """Into that file. Read again it is the same trace, with the file's name and single blanks in its source."""
+    """Reading the file restores the trace, with the name of the file and single blanks in its source."""
     path.write_text(text(trace), encoding="utf-8", newline="\n")
 
 
 def text(trace: Trace) -> str:
-    """The file: what the trace says of its source, the header, the rows. Optional columns only where they are used."""
+    """Content of the file: the source as comment, the header, the rows. Unused optional columns are omitted."""
     if not trace.tasks:
-        raise BadTrace(f"{trace.name}: there is no task to write")
+        raise BadTrace(f"{trace.name} has no tasks to write")
     return spell(trace.source, trace.tasks, COLUMNS)
 
 
-def spell(source: str, tasks: Sequence[TraceTask], columns: Sequence[Column]) -> str:
+def spell(source: str, tasks: Sequence[TraceTask], columns: Sequence[TraceColumn]) -> str:
     used = [column.name for column in columns if column.required or _is_used(column.name, tasks)]
     into = io.StringIO()
     for line in textwrap.wrap(" ".join(source.split()), _WIDTH, break_long_words=False, break_on_hyphens=False):
@@ -52,9 +52,11 @@ def _cell(column: str, value: Value) -> str:
         case None:
             return ""
         case str():
-            # Rows are lines, and blanks around a cell are not part of it: such a text would come back as another.
+            # Rows are lines and blanks around a cell are ignored, so such a text would change.
             if value != value.strip() or not value.isprintable():
-                raise BadTrace(f"{column}: {value!r} cannot be written: a blank at an end, or a character of control")
+                raise BadTrace(
+                    f"{column}: {value!r} cannot be written: it has a blank at an end or a control character"
+                )
             return value
         case float() if value.is_integer() and abs(value) < 1e15:
             return str(int(value))
@@ -63,5 +65,5 @@ def _cell(column: str, value: Value) -> str:
 
 
 def write_table(table: Table, path: Path) -> None:
-    """The same table gives the same bytes; read again it is equal, but for its name."""
+    """Reading the file restores the table, except its name."""
     path.write_text(spell(table.source, tuple(table.tasks.values()), TABLE_COLUMNS), encoding="utf-8", newline="\n")

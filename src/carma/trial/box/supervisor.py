@@ -119,7 +119,7 @@ class Supervisor:
         kernel.die_with_parent(signal.SIGKILL)  # acting as another user on files had cleared it
         stores = [open_folder(path) for path in ("/dev/shm", "/run", special.KEEP)]
         self._keep = stores[-1]
-        self._meter = usage.Meter([changes, *stores])
+        self._meter = usage.UsageMeter([changes, *stores])
         self._out = open_folder(special.OUT)
 
     def _start(self) -> None:

@@ -29,7 +29,7 @@ _HEADING = re.compile(rb"^(?=[0-9a-f]+-[0-9a-f]+ )", re.MULTILINE)
 _SYSV_RSS = 14  # column of /proc/sysvipc/shm
 
 
-class Meter:
+class UsageMeter:
     def __init__(self, stores: Sequence[int], proc: str = "/proc") -> None:
         """`stores`: descriptors of the file systems that are in memory."""
         self._stores = stores

@@ -43,7 +43,7 @@ _TENSORS_AT_ONCE, _WEIGHTS_AT_ONCE = 48, 65_536 * 320
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     kernels: NDArray[np.float64]  # as COLUMNS names them; each distinct kernel once, with its count
     layers: int
     tensors: int  # of weights
@@ -199,7 +199,7 @@ _CONVOLUTIONS = tuple(INDEX[kind] for kind in ("convolution", "grouped", "transp
 _PRODUCTS = (*_CONVOLUTIONS, INDEX["linear"], INDEX["attention"])
 
 
-def work_of(described: Described, *, tf32: bool = False) -> Work:
+def work_of(described: Described, *, tf32: bool = False) -> StepWork:
     """`tf32`: whether matrix products use it, which no description contains. Raises CannotTell."""
     reading = read_layers(described)
     step = _Step(reading, tf32)
@@ -207,7 +207,7 @@ def work_of(described: Described, *, tf32: bool = False) -> Work:
         step.layer(place, layer)
     step.loss_and_optimizer()
     kernels, counts = np.unique(np.array(step.rows, np.float64), axis=0, return_counts=True)
-    return Work(
+    return StepWork(
         kernels=np.column_stack((kernels, counts.astype(np.float64))),
         layers=reading.columns.count,
         tensors=step.tensors,

@@ -26,7 +26,7 @@ import numpy as np
 
 from carma.core.model.values import Demand, Record
 from carma.trial.cards import card_for
-from carma.trial.demand.kernel_work import ATTENTION, CAST, CONVOLUTION, KERNELS, OPTIMIZER, Work, work_of
+from carma.trial.demand.kernel_work import ATTENTION, CAST, CONVOLUTION, KERNELS, OPTIMIZER, StepWork, work_of
 from carma.trial.layers.column_reading import CannotTell
 from carma.trial.layers.description import Described, bytes_each
 
@@ -70,7 +70,7 @@ RATES = {
 }
 
 
-class Constants(Record, frozen=True, kw_only=True):
+class DemandConstants(Record, frozen=True, kw_only=True):
     """All above 0. Lists with nine entries have one for each of KERNELS, lists with three one for each class."""
 
     efficiency: tuple[tuple[float, float, float], ...]  # of peak arithmetic: product … attention, by number format
@@ -111,7 +111,7 @@ class Batch:
     copied: NDArray[np.float64]
 
 
-def batch_of(works: Sequence[Work], copied_bytes: Sequence[float] = ()) -> Batch:
+def batch_of(works: Sequence[StepWork], copied_bytes: Sequence[float] = ()) -> Batch:
     """`copied_bytes`: what each copies from the host; 0 where a data loader does that in parallel."""
     counts = [len(work.kernels) for work in works]
     return Batch(
@@ -125,7 +125,7 @@ def batch_of(works: Sequence[Work], copied_bytes: Sequence[float] = ()) -> Batch
     )
 
 
-def shown(batch: Batch, constants: Constants, card: Rates) -> dict[str, NDArray[np.float64]]:
+def shown(batch: Batch, constants: DemandConstants, card: Rates) -> dict[str, NDArray[np.float64]]:
     """FIGURES and `step_s` of each work."""
     kernel, flops, size, _, _, number, count = batch.kernels.T
     kind, form = kernel.astype(np.int64), number.astype(np.int64)
@@ -157,7 +157,7 @@ def shown(batch: Batch, constants: Constants, card: Rates) -> dict[str, NDArray[
     }
 
 
-def _kernel_s(batch: Batch, constants: Constants, card: Rates) -> tuple[NDArray[np.float64], ...]:
+def _kernel_s(batch: Batch, constants: DemandConstants, card: Rates) -> tuple[NDArray[np.float64], ...]:
     """Of each kernel: seconds of its work, seconds of its starts, and the part of the GPU that it fills."""
     kernel, flops, size, blocks, launches, number, count = batch.kernels.T
     kind, form = kernel.astype(np.int64), number.astype(np.int64)
@@ -173,7 +173,7 @@ def _kernel_s(batch: Batch, constants: Constants, card: Rates) -> tuple[NDArray[
     return works, count * launches * _of(constants.starting_s, like), filled
 
 
-def _power(parts: Sequence[NDArray[np.float64]], constants: Constants, card: Rates) -> NDArray[np.float64]:
+def _power(parts: Sequence[NDArray[np.float64]], constants: DemandConstants, card: Rates) -> NDArray[np.float64]:
     """Share of the power above idle. `parts`: engine, SM and DRAM activity, then arithmetic."""
     if card.curve is not None:
         of_sm, of_dram, sharpness = card.curve
@@ -183,7 +183,7 @@ def _power(parts: Sequence[NDArray[np.float64]], constants: Constants, card: Rat
     return _part(rest + np.tensordot(np.array(weights), np.array(parts), axes=1))
 
 
-def _processor_s(batch: Batch, constants: Constants, total: Total) -> NDArray[np.float64]:
+def _processor_s(batch: Batch, constants: DemandConstants, total: Total) -> NDArray[np.float64]:
     kind, launches = batch.kernels[:, 0], batch.kernels[:, 4] * batch.kernels[:, 6]
     of_step = np.where(kind == OPTIMIZER, constants.optimizer_s, constants.launch_s)
     each = launches * (of_step + np.where(kind == CAST, constants.cast_s, 0.0))
@@ -217,8 +217,8 @@ def rates_of(gpu: str) -> Rates | None:
 
 
 @cache
-def constants() -> Constants:
-    return msgspec.json.decode(CONSTANTS.read_bytes(), type=Constants)
+def constants() -> DemandConstants:
+    return msgspec.json.decode(CONSTANTS.read_bytes(), type=DemandConstants)
 
 
 def demand_of(described: Described, gpu: str, *, tf32: bool = False) -> Demand | None:

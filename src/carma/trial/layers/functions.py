@@ -41,7 +41,7 @@ class Unseen:
     pairs: NDArray[np.float64]  # of queries and keys, for each head, if attention is a function before the layer
 
 
-class _Finder:
+class _LinearRuns:
     """Reads runs of linear layers. Places are those in the lists that it was made with."""
 
     def __init__(self, columns: Columns, places: NDArray[np.int64], batch: int) -> None:
@@ -154,7 +154,7 @@ def find_unseen(columns: Columns, before: NDArray[np.bool_], batch: int) -> Unse
     through = (columns.kinds == INDEX["shape"]) & (columns.names != "Flatten")
     seen = np.flatnonzero(~(_BETWEEN[columns.kinds] | through))
     kinds = columns.kinds[seen]
-    finder = _Finder(columns, seen, batch)
+    finder = _LinearRuns(columns, seen, batch)
     edges = np.flatnonzero(np.diff(kinds == INDEX["linear"], prepend=False, append=False))
     gated = (shifted(_ACTIVATIONS[kinds], False) & ~before[seen]).tolist()
     for begin, end in edges.reshape(-1, 2).tolist():

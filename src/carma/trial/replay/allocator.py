@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from carma.trial.replay.allocator_blocks import Block, Pool
+from carma.trial.replay.allocator_blocks import AllocatorBlock, Pool
 from carma.trial.replay.allocator_expandable import ExpandableSegments
 from carma.trial.replay.allocator_options import MIB, AllocatorOptions
 
@@ -28,7 +28,7 @@ ROUND_LARGE_BYTES = 2 * MIB
 _ANY_CARD_BYTES = 1 << 40  # if the GPU's memory is unknown: it only sets the length of a virtual range
 
 
-class OutOfMemory(Exception):
+class AllocatorOutOfMemory(Exception):
     """The request did not fit, even after the whole cache was released. `figures`: wanted, allocated, reserved and
     limit bytes."""
 
@@ -83,8 +83,8 @@ class CachingAllocator:
         self._collects = self._limit is not None and options.garbage_collection_threshold > 0
         self._max_split = options.max_split_bytes
         self._small, self._large = Pool(small=True), Pool(small=False)
-        self._live: dict[int, Block | None] = {}  # None: zero bytes, which take no block
-        self._awaited: dict[int, Block] = {}  # freed, but perhaps still used by another stream
+        self._live: dict[int, AllocatorBlock | None] = {}  # None: zero bytes, which take no block
+        self._awaited: dict[int, AllocatorBlock] = {}  # freed, but perhaps still used by another stream
         self._address_of = address_of or self._ascending
         self._next_address = MIB
         self._expandable = ExpandableSegments(
@@ -176,7 +176,7 @@ class CachingAllocator:
         self._next_address += size
         return address
 
-    def _from_pool(self, pool: Pool, rounded: int, stream: int) -> Block | None:
+    def _from_pool(self, pool: Pool, rounded: int, stream: int) -> AllocatorBlock | None:
         pool.searches += 1
         block = pool.best_fit(rounded, stream, by_growth=self._options.expandable_segments)
         if block is None or not self._may_take(block, rounded):
@@ -184,7 +184,7 @@ class CachingAllocator:
         pool.remove(block)
         return block
 
-    def _may_take(self, block: Block, rounded: int) -> bool:
+    def _may_take(self, block: AllocatorBlock, rounded: int) -> bool:
         """With max_split_size: small requests must not take oversize blocks, nor large ones far too large blocks."""
         if self._max_split is None:
             return True
@@ -192,21 +192,21 @@ class CachingAllocator:
             return block.bytes < self._max_split
         return block.bytes < rounded + self._options.max_non_split_rounding_bytes
 
-    def _splits(self, block: Block, rounded: int) -> bool:
+    def _splits(self, block: AllocatorBlock, rounded: int) -> bool:
         rest = block.bytes - rounded
         if block.pool.small or self._options.expandable_segments:
             return rest >= SMALLEST_BLOCK_BYTES
         return rest > SMALL_BYTES and (self._max_split is None or rounded < self._max_split)
 
-    def _front_of(self, block: Block, rounded: int) -> Block:
-        front = Block(block.address, rounded, block.stream, block.pool, block.segment)
+    def _front_of(self, block: AllocatorBlock, rounded: int) -> AllocatorBlock:
+        front = AllocatorBlock(block.address, rounded, block.stream, block.pool, block.segment)
         front.put_before(block)
         block.address += rounded
         block.bytes -= rounded
         block.pool.add(block)
         return front
 
-    def _from_device(self, pool: Pool, rounded: int, stream: int) -> Block:
+    def _from_device(self, pool: Pool, rounded: int, stream: int) -> AllocatorBlock:
         if self._collects:
             self._collect_garbage()
         block = self._new_block(pool, rounded, stream)
@@ -217,7 +217,7 @@ class CachingAllocator:
             block = self._new_block(pool, rounded, stream)
         if block is None:
             limit = min(bound for bound in (self._limit, self._capacity) if bound is not None)
-            raise OutOfMemory(
+            raise AllocatorOutOfMemory(
                 wanted_bytes=segment_for(rounded, self._options),
                 allocated_bytes=self.allocated,
                 reserved_bytes=self.reserved,
@@ -225,7 +225,7 @@ class CachingAllocator:
             )
         return block
 
-    def _new_block(self, pool: Pool, rounded: int, stream: int) -> Block | None:
+    def _new_block(self, pool: Pool, rounded: int, stream: int) -> AllocatorBlock | None:
         size = segment_for(rounded, self._options)
         if self._limit is not None and self.reserved + size > self._limit:
             return None
@@ -233,7 +233,7 @@ class CachingAllocator:
             return self._expandable.grow(pool, rounded, stream)
         if not self._reserve(size):
             return None
-        return Block(self._address_of(size), size, stream, pool, None)
+        return AllocatorBlock(self._address_of(size), size, stream, pool, None)
 
     def _reserve(self, size: int) -> bool:
         if self._capacity is not None and self.reserved + size > self._capacity:
@@ -242,7 +242,7 @@ class CachingAllocator:
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         return True
 
-    def _release(self, block: Block) -> None:
+    def _release(self, block: AllocatorBlock) -> None:
         block.pool.remove(block)
         self._give_back(block.bytes)
 
@@ -258,7 +258,7 @@ class CachingAllocator:
         while too_much > 0 and candidates:
             ages = [self._large.searches - block.inserted_at for block in candidates]
             average = sum(ages) / len(ages)
-            younger: list[Block] = []
+            younger: list[AllocatorBlock] = []
             for block, age in zip(candidates, ages, strict=True):
                 if age < average:
                     younger.append(block)

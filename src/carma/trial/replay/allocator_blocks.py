@@ -21,7 +21,7 @@ class Segment:
         return self.address + (address - self.address) // self.page_bytes * self.page_bytes
 
 
-class Block:
+class AllocatorBlock:
     """A piece of a segment. `previous` and `next` are its neighbours in the same segment."""
 
     __slots__ = (
@@ -44,8 +44,8 @@ class Block:
         self.requested = 0
         self.in_use = False  # allocated, or freed and still awaited by another stream
         self.mapped = True
-        self.previous: Block | None = None
-        self.next: Block | None = None
+        self.previous: AllocatorBlock | None = None
+        self.next: AllocatorBlock | None = None
         self.other_streams = False
         self.inserted_at = 0
 
@@ -58,19 +58,19 @@ class Block:
         following = self.next
         return self.bytes + (following.bytes if following is not None and not following.mapped else 0)
 
-    def put_before(self, other: Block) -> None:
+    def put_before(self, other: AllocatorBlock) -> None:
         self.previous, self.next = other.previous, other
         if other.previous is not None:
             other.previous.next = self
         other.previous = self
 
-    def put_after(self, other: Block) -> None:
+    def put_after(self, other: AllocatorBlock) -> None:
         self.previous, self.next = other, other.next
         if other.next is not None:
             other.next.previous = self
         other.next = self
 
-    def take_in(self, neighbour: Block) -> None:
+    def take_in(self, neighbour: AllocatorBlock) -> None:
         """Merges with a neighbour, which is then no longer used."""
         if neighbour is self.previous:
             self.address, self.previous = neighbour.address, neighbour.previous
@@ -90,25 +90,25 @@ class Pool:
         self.small = small
         self.searches = 0  # the clock of garbage collection
         self._order: dict[int, list[tuple[int, int]]] = {}
-        self._free: dict[int, Block] = {}
-        self._unmapped: dict[int, list[tuple[int, Block]]] = {}
+        self._free: dict[int, AllocatorBlock] = {}
+        self._unmapped: dict[int, list[tuple[int, AllocatorBlock]]] = {}
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[AllocatorBlock]:
         """In torch's order: by stream, size, address. A copy, so that blocks may be removed meanwhile."""
         keys = [key for stream in sorted(self._order) for key in self._order[stream]]
         return iter([self._free[address] for _, address in keys])
 
-    def add(self, block: Block) -> None:
+    def add(self, block: AllocatorBlock) -> None:
         block.inserted_at = self.searches
         insort(self._order.setdefault(block.stream, []), (block.bytes, block.address))
         self._free[block.address] = block
 
-    def remove(self, block: Block) -> None:
+    def remove(self, block: AllocatorBlock) -> None:
         order = self._order[block.stream]
         del order[bisect_left(order, (block.bytes, block.address))]
         del self._free[block.address]
 
-    def merge(self, block: Block) -> None:
+    def merge(self, block: AllocatorBlock) -> None:
         """Merges a block with its free neighbours: mapped with mapped ones, unmapped with unmapped ones."""
         for neighbour in (block.previous, block.next):
             if neighbour is None or neighbour.in_use or neighbour.mapped != block.mapped:
@@ -119,7 +119,7 @@ class Pool:
                 self.remove_unmapped(neighbour)
             block.take_in(neighbour)
 
-    def best_fit(self, size: int, stream: int, *, by_growth: bool) -> Block | None:
+    def best_fit(self, size: int, stream: int, *, by_growth: bool) -> AllocatorBlock | None:
         """The smallest block of at least `size`; with expandable segments, by the size that a block could grow to."""
         order = self._order.get(stream)
         if not order or (index := bisect_left(order, (size, -1))) == len(order):
@@ -133,16 +133,16 @@ class Pool:
                 found = following
         return found
 
-    def at_least(self, size: int, stream: int) -> list[Block]:
+    def at_least(self, size: int, stream: int) -> list[AllocatorBlock]:
         """Smallest first."""
         order = self._order.get(stream, [])
         return [self._free[address] for _, address in order[bisect_left(order, (size, -1)) :]]
 
-    def add_unmapped(self, block: Block) -> None:
+    def add_unmapped(self, block: AllocatorBlock) -> None:
         insort(self._unmapped.setdefault(block.stream, []), (block.address, block))
 
-    def remove_unmapped(self, block: Block) -> None:
+    def remove_unmapped(self, block: AllocatorBlock) -> None:
         self._unmapped[block.stream].remove((block.address, block))
 
-    def unmapped(self, stream: int) -> list[Block]:
+    def unmapped(self, stream: int) -> list[AllocatorBlock]:
         return [block for _, block in self._unmapped.get(stream, ())]

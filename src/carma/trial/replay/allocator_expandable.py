@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from carma.trial.replay.allocator_blocks import Block, Pool, Segment
+from carma.trial.replay.allocator_blocks import AllocatorBlock, Pool, Segment
 
 
 class ExpandableSegments:
@@ -24,7 +24,7 @@ class ExpandableSegments:
         self._range_bytes = card_bytes + card_bytes // 8  # torch adds an eighth for pages that move to the end
         self._address_of, self._reserve, self._release = address_of, reserve, release
 
-    def grow(self, pool: Pool, size: int, stream: int) -> Block | None:
+    def grow(self, pool: Pool, size: int, stream: int) -> AllocatorBlock | None:
         """A free block of at least `size`, removed from its pool; None if there is no memory for its pages."""
         block = self._room(pool, size, stream) or self._new_range(pool, stream)
         if not block.mapped and not self._map(block, min(block.bytes, size)):
@@ -38,7 +38,7 @@ class ExpandableSegments:
         pool.remove(block)
         return block
 
-    def unmap(self, block: Block) -> None:
+    def unmap(self, block: AllocatorBlock) -> None:
         """Releases the pages that are wholly inside a free block."""
         segment, pool = block.segment, block.pool
         assert segment is not None
@@ -47,11 +47,11 @@ class ExpandableSegments:
             return
         pool.remove(block)
         if before := first - block.address:
-            rest = Block(block.address, before, block.stream, pool, segment)
+            rest = AllocatorBlock(block.address, before, block.stream, pool, segment)
             rest.put_before(block)
             pool.add(rest)
         if after := block.address + block.bytes - end:
-            rest = Block(end, after, block.stream, pool, segment)
+            rest = AllocatorBlock(end, after, block.stream, pool, segment)
             rest.put_after(block)
             pool.add(rest)
         block.address, block.bytes, block.mapped = first, end - first, False
@@ -61,13 +61,13 @@ class ExpandableSegments:
         self._release(end - first)
 
     @staticmethod
-    def _room(pool: Pool, size: int, stream: int) -> Block | None:
+    def _room(pool: Pool, size: int, stream: int) -> AllocatorBlock | None:
         """The lowest address at which adjacent free and unmapped blocks have room for `size`."""
         for start in pool.unmapped(stream):
             before = start.previous
             first = before if before is not None and not before.in_use else start
             found = 0
-            block: Block | None = first
+            block: AllocatorBlock | None = first
             while found < size and block is not None and not block.in_use:
                 found += block.bytes
                 block = block.next
@@ -75,16 +75,16 @@ class ExpandableSegments:
                 return first
         return None
 
-    def _new_range(self, pool: Pool, stream: int) -> Block:
+    def _new_range(self, pool: Pool, stream: int) -> AllocatorBlock:
         page = self._small_page_bytes if pool.small else self._large_page_bytes
         size = -(-self._range_bytes // page) * page
         segment = Segment(self._address_of(size), page)
-        block = Block(segment.address, size, stream, pool, segment)
+        block = AllocatorBlock(segment.address, size, stream, pool, segment)
         block.mapped = False
         pool.add_unmapped(block)
         return block
 
-    def _map(self, block: Block, size: int) -> bool:
+    def _map(self, block: AllocatorBlock, size: int) -> bool:
         """Maps pages at the front of an unmapped block, and merges it with its free neighbours."""
         segment, pool = block.segment, block.pool
         assert segment is not None
@@ -94,7 +94,7 @@ class ExpandableSegments:
         pool.remove_unmapped(block)
         block.mapped = True
         if left := block.bytes - mapped:
-            rest = Block(block.address + mapped, left, block.stream, pool, segment)
+            rest = AllocatorBlock(block.address + mapped, left, block.stream, pool, segment)
             rest.mapped = False
             rest.put_after(block)
             pool.add_unmapped(rest)

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from carma.core.model.values import Record
-from carma.trial.report import Call, Report
+from carma.trial.report import Call, TrialReport
 
 SCORES = Path(__file__).parent.parent / "data" / "trace-scores.json"
 SCALE = 0.05  # of a case whose replays agree
@@ -63,13 +63,13 @@ class Scores(Record, frozen=True, kw_only=True):
         return Scores(format=self.format, source=self.source, cases=kept)
 
 
-class Bound(Record, frozen=True, kw_only=True):
+class FootprintBound(Record, frozen=True, kw_only=True):
     upper_bytes: float
     level: float
     warnings: tuple[str, ...] = ()
 
 
-def group_of(report: Report) -> str:
+def group_of(report: TrialReport) -> str:
     """The group of a case, by its most important property."""
     convolutions = [call for call in report.calls if call.op.startswith("conv")]
     if any("benchmark" in call.flags for call in convolutions):
@@ -88,10 +88,12 @@ def _arithmetic(call: Call) -> str:
     return "tf32" if "tf32" in call.flags else "strict"
 
 
-def bound_for(footprint_bytes: float, spread: float, group: str, level: float, scores: Scores | None = None) -> Bound:
+def bound_for(
+    footprint_bytes: float, spread: float, group: str, level: float, scores: Scores | None = None
+) -> FootprintBound:
     known = scores if scores is not None else _shipped()
     margin, reached, warnings = _margin(known, group, spread, min(level, MOST_LEVEL.get(group, 1.0)))
-    return Bound(upper_bytes=footprint_bytes * math.exp(max(LEAST, margin)), level=reached, warnings=warnings)
+    return FootprintBound(upper_bytes=footprint_bytes * math.exp(max(LEAST, margin)), level=reached, warnings=warnings)
 
 
 def _margin(scores: Scores, group: str, spread: float, level: float) -> tuple[float, float, tuple[str, ...]]:

@@ -28,7 +28,7 @@ MINORS_APART = 4  # of torch; closer versions allocate nearly the same, and the 
 Row = dict[str, object]
 
 
-class Context(Record, frozen=True, kw_only=True):
+class ContextReading(Record, frozen=True, kw_only=True):
     """Memory of a process outside its allocator after it had used a library."""
 
     after: str  # "init", "matmul_fp32", "conv_bf16", "attention" …: `inside/carma_measure/constants.py` has them all
@@ -36,7 +36,7 @@ class Context(Record, frozen=True, kw_only=True):
     outside_bytes: int
 
 
-class Constants(Record, frozen=True, kw_only=True):
+class CardConstants(Record, frozen=True, kw_only=True):
     """Of one GPU under one framework version."""
 
     format: int = FORMAT
@@ -48,7 +48,7 @@ class Constants(Record, frozen=True, kw_only=True):
     cudnn: str = ""
     python: str = ""
     date: str = ""
-    contexts: tuple[Context, ...] = ()
+    contexts: tuple[ContextReading, ...] = ()
     kept_once: dict[str, int] = {}  # "mm_fp32_forward": bytes of a workspace that the first call allocates and keeps
     rows: int = 0  # number of lines of the other file
 
@@ -80,15 +80,15 @@ class Constants(Record, frozen=True, kw_only=True):
         return max(found, default=None)
 
 
-class Found(NamedTuple):
+class ChosenConstants(NamedTuple):
     """The best constants, the file that holds them, and how they differ from what was asked for."""
 
-    constants: Constants
+    constants: CardConstants
     file: Path
     warnings: tuple[str, ...]
 
 
-def load(gpu: str, torch: str, folders: Sequence[Path]) -> Found | None:
+def load(gpu: str, torch: str, folders: Sequence[Path]) -> ChosenConstants | None:
     """The best constants for a GPU (by its driver's name) and a torch version; None if there are none at all."""
     ranked = [
         ((*_distance(gpu, constants.gpu), *_apart(torch, constants.torch), place), constants, file)
@@ -98,7 +98,7 @@ def load(gpu: str, torch: str, folders: Sequence[Path]) -> Found | None:
     if not ranked:
         return None
     _, constants, file = min(ranked, key=lambda each: each[0])
-    return Found(constants, file, tuple(_warnings(gpu, torch, constants)))
+    return ChosenConstants(constants, file, tuple(_warnings(gpu, torch, constants)))
 
 
 def folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
@@ -111,7 +111,7 @@ def own_folder(paths: Paths) -> Path:
     return (paths.log_dir.parent if paths.layout == "user" else paths.state_dir) / "cards"
 
 
-def save(constants: Constants, rows: Sequence[Row], file: Path) -> None:
+def save(constants: CardConstants, rows: Sequence[Row], file: Path) -> None:
     """Writes both files atomically; the constants last, because `load` looks for them."""
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
@@ -123,7 +123,7 @@ def rows_file(file: Path) -> Path:
     return file.with_name(f"{file.name.removesuffix('.json')}.rows.jsonl.gz")
 
 
-def file_name(constants: Constants) -> str:
+def file_name(constants: CardConstants) -> str:
     """`nvidia-h200_torch-2.11.json`: one file for a GPU and a minor version of torch."""
     gpu = re.sub(r"[^a-z0-9.]+", "-", constants.gpu.lower()).strip("-")
     return f"{gpu}_torch-{'.'.join(str(part) for part in _version(constants.torch))}.json"
@@ -142,7 +142,7 @@ def _write(file: Path, data: bytes) -> None:
     part.replace(file)
 
 
-def _in(folder: Path) -> Iterator[tuple[Path, Constants]]:
+def _in(folder: Path) -> Iterator[tuple[Path, CardConstants]]:
     """All readable constants; files of another format and broken files are ignored."""
     try:
         files = sorted(folder.glob("*.json"))
@@ -150,7 +150,7 @@ def _in(folder: Path) -> Iterator[tuple[Path, Constants]]:
         return
     for file in files:
         try:
-            constants = msgspec.json.decode(file.read_bytes(), type=Constants)
+            constants = msgspec.json.decode(file.read_bytes(), type=CardConstants)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             continue
         if constants.format == FORMAT and constants.contexts:
@@ -181,7 +181,7 @@ def _apart(wanted: str, measured: str) -> tuple[int, int, int]:
     return (abs(major - other_major), abs(minor - other_minor), int(wanted != measured))
 
 
-def _warnings(gpu: str, torch: str, constants: Constants) -> Iterator[str]:
+def _warnings(gpu: str, torch: str, constants: CardConstants) -> Iterator[str]:
     if _distance(gpu, constants.gpu)[0] > 1:
         yield (
             f"memory of libraries was measured on {constants.gpu}, not on {gpu}; `carma calibrate` measures it on a "

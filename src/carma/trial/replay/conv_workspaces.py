@@ -28,7 +28,7 @@ FORMAT = 1
 SHIPPED = Path(__file__).parent.parent / "data" / "nvidia-h200.conv.json.gz"
 
 
-class Tree(Record, frozen=True, kw_only=True):
+class DecisionTree(Record, frozen=True, kw_only=True):
     """Nodes in the order left, right: the left child is the next node. The feature of a leaf is -1."""
 
     feature: tuple[int, ...]
@@ -42,21 +42,21 @@ class Tree(Record, frozen=True, kw_only=True):
         return self.threshold[at]
 
 
-class Measured(Record, frozen=True, kw_only=True, array_like=True):
+class MeasuredShape(Record, frozen=True, kw_only=True, array_like=True):
     """A shape for which the trees are wrong, with its measured workspace."""
 
     shape: ConvShape
     scratch_bytes: int
 
 
-class Learnt(Record, frozen=True, kw_only=True):
+class LearntChoice(Record, frozen=True, kw_only=True):
     """Which formula holds for a shape, and what is added to it."""
 
     formulas: tuple[str, ...]  # the most frequent first
-    choose: tuple[Tree, ...]  # a formula, by its index
-    more: tuple[Tree, ...]  # log2 of the bytes added to it
-    other: tuple[Tree, ...]  # if no formula holds: log2 of the bytes over those of all tensors
-    measured: tuple[Measured, ...] = ()
+    choose: tuple[DecisionTree, ...]  # a formula, by its index
+    more: tuple[DecisionTree, ...]  # log2 of the bytes added to it
+    other: tuple[DecisionTree, ...]  # if no formula holds: log2 of the bytes over those of all tensors
+    measured: tuple[MeasuredShape, ...] = ()
 
     def scratch_bytes(self, shape: ConvShape) -> int:
         values = features(shape)
@@ -76,8 +76,8 @@ class ConvModel(Record, frozen=True, kw_only=True):
     torch: str
     cudnn: str = ""
     rows: int  # number of rows that it was learnt from
-    call: Learnt
-    trial: Learnt  # the largest of the engines that `cudnn.benchmark` tries
+    call: LearntChoice
+    trial: LearntChoice  # the largest of the engines that `cudnn.benchmark` tries
 
 
 class ConvWorkspaces:
@@ -126,5 +126,5 @@ def shipped_convolutions() -> ConvWorkspaces:
     return ConvWorkspaces(shipped_model())
 
 
-def _mean(trees: tuple[Tree, ...], values: tuple[float, ...]) -> float:
+def _mean(trees: tuple[DecisionTree, ...], values: tuple[float, ...]) -> float:
     return sum(tree(values) for tree in trees) / len(trees)

@@ -24,7 +24,7 @@ from carma.trial.replay.bound import group_of
 from carma.trial.replay.conv_workspaces import ConvWorkspaces
 from carma.trial.replay.library_memory import CardWorkspaces, blas_rules, outside_bytes
 from carma.trial.replay.replay import Replayed, Scratch, Workspaces, replay
-from carma.trial.report import Call, Report, read_events
+from carma.trial.report import Call, TrialReport, read_events
 
 MIB = 1 << 20
 LARGER, SMALLER = 1.06, 0.96  # factors of the workspaces in the other replays
@@ -32,7 +32,7 @@ HOPPER = (9, 0)  # the capability assumed for an unknown GPU
 BY_AGE = (2, 14)  # torch's rule for free blocks of one size, from this version on (its pull request 183591)
 
 
-class Figure(Record, frozen=True, kw_only=True):
+class TrialFootprint(Record, frozen=True, kw_only=True):
     replayed: Replayed
     outside_bytes: int
     footprint_bytes: int
@@ -41,18 +41,18 @@ class Figure(Record, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-class NotFigured(Exception):
+class NoFootprint(Exception):
     """Why there is no figure, as a sentence."""
 
 
 def figure(
     trial: Trial, request: EstimateRequest, folders: Sequence[Path], convolutions: ConvWorkspaces | None = None
-) -> Figure:
+) -> TrialFootprint:
     """For the first of the request's GPUs. `convolutions` replaces the GPU's own model of cuDNN."""
     report, gpu, environment = trial.report, request.gpus[0], request.spec.environment
     options = _options(report, environment)
     if options.not_modelled:
-        raise NotFigured(options.not_modelled)
+        raise NoFootprint(options.not_modelled)
     found = card_constants.load(gpu.name, report.torch, folders)
     measured = found.constants if found is not None else None
     card = card_for(gpu.name)
@@ -63,10 +63,10 @@ def figure(
         workspaces = CardWorkspaces.of(found.file if found is not None else None, rules)
     replays = _replays(trial, options, workspaces, gpu.memory_mib * MIB)
     if replays[0].unmatched:
-        raise NotFigured(f"the trial's events contradict each other in {replays[0].unmatched} places")
+        raise NoFootprint(f"the trial's events contradict each other in {replays[0].unmatched} places")
     outside = outside_bytes(measured, report, read_events(trial.events))
     footprints = [each.peaks.reserved_bytes + outside for each in replays]
-    return Figure(
+    return TrialFootprint(
         replayed=replays[0],
         outside_bytes=outside,
         footprint_bytes=max(footprints[:2]),
@@ -102,7 +102,7 @@ def _scaled(workspaces: Workspaces, factor: float) -> Workspaces:
     return workspaces if factor == 1.0 else scaled
 
 
-def _options(report: Report, environment: Mapping[str, str]) -> AllocatorOptions:
+def _options(report: TrialReport, environment: Mapping[str, str]) -> AllocatorOptions:
     """From the script's own environment; whether it caches at all is decided before the script begins."""
     return allocator_options.from_environment({**environment, allocator_options.NAMES[0]: report.allocator})
 

@@ -23,11 +23,11 @@ from carma.trial.layers.description import Described
 from carma.trial.layers.kinds import kind_of
 from carma.trial.protocol import Trial
 from carma.trial.replay import card_constants
-from carma.trial.replay.card_constants import Constants
+from carma.trial.replay.card_constants import CardConstants
 from carma.trial.replay.conv_shapes import OPS as CONVOLUTIONS
 from carma.trial.replay.conv_workspaces import ConvWorkspaces, shipped_convolutions
 from carma.trial.replay.replay import NO_SCRATCH, Scratch
-from carma.trial.report import ALLOC, CALL, Call, Event, Report, read_events
+from carma.trial.report import ALLOC, CALL, Call, TrialEvent, TrialReport, read_events
 
 MIB = 1 << 20
 HOPPER_WORKSPACE_BYTES, WORKSPACE_BYTES, LT_EXTRA_BYTES = 32 * MIB, 8_519_680, 1 * MIB
@@ -70,7 +70,7 @@ class CardWorkspaces:
 
 
 def blas_rules(
-    constants: Constants | None, capability: tuple[int, int], environment: Mapping[str, str]
+    constants: CardConstants | None, capability: tuple[int, int], environment: Mapping[str, str]
 ) -> dict[str, Rule]:
     plain, extra = HOPPER_WORKSPACE_BYTES if capability >= (9, 0) else WORKSPACE_BYTES, LT_EXTRA_BYTES
     if constants is not None and constants.capability == capability:
@@ -91,14 +91,14 @@ def _configured(text: str) -> int | None:
     return sum(size * count for size, count in zip(numbers[::2], numbers[1::2], strict=True)) * 1024
 
 
-def nccl_bytes(report: Report) -> int:
+def nccl_bytes(report: TrialReport) -> int:
     """0 for a single process, which does not communicate."""
     if report.world_size < 2:
         return 0
     return NCCL_PAIR_BYTES if report.world_size == 2 else NCCL_BYTES
 
 
-def outside_bytes(constants: Constants | None, report: Report, events: Iterable[Event]) -> int:
+def outside_bytes(constants: CardConstants | None, report: TrialReport, events: Iterable[TrialEvent]) -> int:
     contexts = constants.contexts if constants else ()
     start = min((each.outside_bytes for each in contexts if each.after == "init"), default=_DEFAULT["init"])
     alone = {each.after: each.outside_bytes - start for each in contexts if each.alone}
@@ -116,7 +116,7 @@ def _uses(op: str, prefixes: tuple[str, ...]) -> bool:
     return op.startswith(prefixes) and op not in _WITHOUT_SOLVER
 
 
-def _blas_threads(report: Report, events: Iterable[Event]) -> int:
+def _blas_threads(report: TrialReport, events: Iterable[TrialEvent]) -> int:
     blas = {index for index, call in enumerate(report.calls) if call.op in BLAS}
     return len({event.thread for event in events if event.kind == CALL and event.what in blas})
 
@@ -145,7 +145,7 @@ def _largest_softmax_bytes(trial: Trial) -> int:
     return max(sizes, default=0) if ops else 0
 
 
-def _forward_softmaxes(report: Report) -> frozenset[int]:
+def _forward_softmaxes(report: TrialReport) -> frozenset[int]:
     """Indices of these ops; a logarithm of a softmax is a loss."""
     names = ("log_softmax", "backward")
     found = (place for place, op in enumerate(report.ops) if "softmax" in op and not any(name in op for name in names))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from carma.core.model.values import Record
-from carma.trial.replay.allocator import CachingAllocator, OutOfMemory
+from carma.trial.replay.allocator import AllocatorOutOfMemory, CachingAllocator
 from carma.trial.replay.allocator_options import AllocatorOptions
-from carma.trial.report import ALLOC, CALL, EMPTY_CACHE, FREE, MARK, OTHER_STREAM, Call, Event
+from carma.trial.report import ALLOC, CALL, EMPTY_CACHE, FREE, MARK, OTHER_STREAM, Call, TrialEvent
 
 STEP_END = "step_end"
 GRANULE_BYTES = 32 << 20
@@ -60,7 +60,7 @@ class Replayed(Record, frozen=True, kw_only=True):
 
 
 def replay(
-    events: Iterable[Event],
+    events: Iterable[TrialEvent],
     calls: Sequence[Call],
     options: AllocatorOptions,
     workspaces: Workspaces,
@@ -76,11 +76,11 @@ def replay(
     """
     addresses = None if by_age else DriverAddresses()
     allocator = CachingAllocator(options, capacity_bytes, device_bytes=device_bytes, address_of=addresses)
-    run = _Run(allocator, calls, marks, workspaces)
+    run = _Replay(allocator, calls, marks, workspaces)
     try:
         for event in events:
             run.feed(event)
-    except OutOfMemory as failed:
+    except AllocatorOutOfMemory as failed:
         return run.result(options.large_segment_bytes, failed)
     return run.result(options.large_segment_bytes)
 
@@ -112,7 +112,7 @@ class DriverAddresses:
         return self._lowest
 
 
-class _Run:
+class _Replay:
     def __init__(
         self, allocator: CachingAllocator, calls: Sequence[Call], marks: Sequence[str], workspaces: Workspaces
     ) -> None:
@@ -125,7 +125,7 @@ class _Run:
         self._peak_allocated, self._peak_scratch_bytes, self._peak_step = 0, 0, 1
         self._steps: list[Peaks] = []
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: TrialEvent) -> None:
         kind, allocator = event.kind, self._allocator
         if kind == ALLOC:
             if event.id in allocator:
@@ -152,7 +152,7 @@ class _Run:
             self._peak_allocated = self._allocator.allocated
             self._peak_scratch_bytes, self._peak_step = self._scratch_bytes, len(self._steps) + 1
 
-    def _call(self, event: Event) -> None:
+    def _call(self, event: TrialEvent) -> None:
         where = (event.what, event.thread, event.stream)
         if where not in self._scratch:
             self._scratch[where] = found = self._workspaces(self._calls[event.what], event.thread, event.stream)
@@ -195,7 +195,7 @@ class _Run:
             requested_bytes=self._allocator.peak_requested,
         )
 
-    def result(self, segment_bytes: int, failed: OutOfMemory | None = None) -> Replayed:
+    def result(self, segment_bytes: int, failed: AllocatorOutOfMemory | None = None) -> Replayed:
         every = [*self._steps, self._peaks()]
         return Replayed(
             peaks=Peaks(**{name: max(getattr(peaks, name) for peaks in every) for name in Peaks.__struct_fields__}),

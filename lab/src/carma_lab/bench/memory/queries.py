@@ -20,7 +20,7 @@ from carma.core.model.values import Estimate, Gpu, NoEstimate, Owner, TaskId, Ta
 from carma.core.ports import EstimateRequest
 from carma.errors import Usage
 from carma.estimate.combination import make_estimator
-from carma.estimate.local import STEPS, Answer, SharedTrial, answers, cache_directory
+from carma.estimate.local import STEPS, EstimatorAnswer, SharedTrial, answers, cache_directory
 from carma.plugins import ESTIMATORS, names
 from carma.store.memory import MemoryStore
 from carma.trial.layers.description import Described
@@ -172,7 +172,7 @@ def network_of(described: Described | NoEstimate) -> str:
         return ""
 
 
-def row_of(run: Measured, answer: Answer, remembered_s: float) -> Row:
+def row_of(run: Measured, answer: EstimatorAnswer, remembered_s: float) -> Row:
     said = answer.said
     row = Row(
         case=run.id,

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from . import constants
-from .meter import DryMeter, Meter, Row, ShortOfMemory, convolution, warm_up
-from .plan import SEED, Params, Plan, flops, make_plan
+from .meter import AllocatorMeter, DryMeter, Row, ShortOfMemory, convolution, warm_up
+from .plan import SEED, MeasuringPlan, Params, flops, make_plan
 
 # The columns that are measured; all others describe the case.
 MEASURED = frozenset(("direction", "out_bytes", "peak_bytes", "kept_bytes", "backend", "error", "short", "lost"))
@@ -60,7 +60,7 @@ class Sheet:
             os.close(descriptor)
 
 
-def rows_of(case: Params, meter: Meter) -> list[Row]:
+def rows_of(case: Params, meter: AllocatorMeter) -> list[Row]:
     """The rows of one case, or one row with the error: that a library refuses a case is a result, too."""
     try:
         rows = convolution(case, meter)
@@ -89,7 +89,7 @@ def work(cases: list[Params], counter: Any, deadline: float, dry: bool, sheet: S
     """One worker: measures the next case until none is left or the time is over."""
     # The workers share the CPU cores and compute little there.
     torch.set_num_threads(1)
-    meter = DryMeter() if dry else Meter()
+    meter = DryMeter() if dry else AllocatorMeter()
     warm_up(meter)
     while time.monotonic() < deadline and not sheet.full():
         with counter.get_lock():
@@ -105,7 +105,7 @@ def work(cases: list[Params], counter: Any, deadline: float, dry: bool, sheet: S
             torch.cuda.empty_cache()
 
 
-def run_workers(plan: Plan, parallel: int, deadline: float, dry: bool, sheet: Sheet) -> None:
+def run_workers(plan: MeasuringPlan, parallel: int, deadline: float, dry: bool, sheet: Sheet) -> None:
     """Run ``parallel`` workers. A worker that dies loses its case and is replaced.
 
     The cases ``apart`` have a worker of their own: cuDNN keeps its choice for a shape in the process, so a benchmarked
@@ -158,7 +158,7 @@ def finish(processes: list[Any]) -> None:
             process.join()
 
 
-def measure_constants(meter: Meter, broad: bool, sheet: Sheet) -> None:
+def measure_constants(meter: AllocatorMeter, broad: bool, sheet: Sheet) -> None:
     """All steps in one process; in a broad run also each step in a process of its own.
 
     Those run at the same time only if the driver reports memory by process; otherwise each reads the whole GPU.
@@ -178,7 +178,7 @@ def measure_constants(meter: Meter, broad: bool, sheet: Sheet) -> None:
             finish([start([name])])
 
 
-def measure_first_calls(meter: Meter, parallel: int, sheet: Sheet) -> None:
+def measure_first_calls(meter: AllocatorMeter, parallel: int, sheet: Sheet) -> None:
     """The first calls of each library, each in a new process."""
     names = constants.FIRST_CALLS
     for first in range(0, len(names), parallel):
@@ -190,13 +190,13 @@ def measure_first_calls(meter: Meter, parallel: int, sheet: Sheet) -> None:
         )
 
 
-def shorten(plan: Plan) -> Plan:
+def shorten(plan: MeasuringPlan) -> MeasuringPlan:
     """A few cases, small enough for a CPU."""
 
     def take(cases: list[Params]) -> list[Params]:
         return [case for case in cases if flops(case) <= DRY_FLOPS_MAX][:DRY_CASES]
 
-    return Plan(take(plan.cases), take(plan.apart))
+    return MeasuringPlan(take(plan.cases), take(plan.apart))
 
 
 def cases_in(path: str) -> list[Params]:
@@ -231,7 +231,7 @@ def main(arguments: list[str] | None = None) -> int:
     deadline = began + options.limit_s
     os.makedirs(options.out, exist_ok=True)
     rows, constant = (Sheet(os.path.join(options.out, name)) for name in ("rows.jsonl", "constants.jsonl"))
-    meter = DryMeter() if options.dry else Meter()
+    meter = DryMeter() if options.dry else AllocatorMeter()
     for sheet in (rows, constant):
         finish([fresh(lambda: [constants.versions(meter)], sheet, {})])
     failed = [row["error"] for row in rows.rows() if "error" in row]
@@ -239,7 +239,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"no usable GPU: {failed[0]}", file=sys.stderr)
         return 1
     if options.only:
-        plan = Plan(cases_in(options.only), [])
+        plan = MeasuringPlan(cases_in(options.only), [])
     else:
         measure_constants(meter, options.broad, constant)
         measure_first_calls(meter, options.parallel, constant)

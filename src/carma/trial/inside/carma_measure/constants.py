@@ -15,27 +15,27 @@ import torch
 import torch.nn.functional as F
 
 from .gpu_counters import GpuCounters
-from .meter import Meter, Row, forward_backward
+from .meter import AllocatorMeter, Row, forward_backward
 
 
-def ones(meter: Meter, *shape: int, dtype: Any = torch.float32) -> Any:
+def ones(meter: AllocatorMeter, *shape: int, dtype: Any = torch.float32) -> Any:
     """A tensor that requires a gradient."""
     return torch.ones(*shape, device=meter.device, dtype=dtype, requires_grad=True)
 
 
-def conv_step(meter: Meter, dtype: Any) -> None:
+def conv_step(meter: AllocatorMeter, dtype: Any) -> None:
     """A convolution, forward and backward."""
     x, weight = ones(meter, 8, 16, 32, 32, dtype=dtype), ones(meter, 32, 16, 3, 3, dtype=dtype)
     F.conv2d(x, weight, padding=1).sum().backward()
 
 
-def attention_step(meter: Meter) -> None:
+def attention_step(meter: AllocatorMeter) -> None:
     """Fused attention, forward and backward."""
     x = ones(meter, 2, 4, 128, 64, dtype=torch.bfloat16)
     F.scaled_dot_product_attention(x, x, x, is_causal=True).sum().backward()
 
 
-def adam_step(meter: Meter, way: str) -> None:
+def adam_step(meter: AllocatorMeter, way: str) -> None:
     """One optimizer step over four tensors."""
     tensors = [torch.nn.Parameter(ones(meter, 64, 64).detach()) for _ in range(4)]
     for tensor in tensors:
@@ -43,13 +43,13 @@ def adam_step(meter: Meter, way: str) -> None:
     torch.optim.Adam(tensors, **{way: True}).step()
 
 
-def rnn_step(meter: Meter) -> None:
+def rnn_step(meter: AllocatorMeter) -> None:
     """A recurrent network, forward and backward."""
     lstm = torch.nn.LSTM(32, 32, 2, dropout=0.1).to(meter.device)
     lstm(ones(meter, 8, 4, 32))[0].sum().backward()
 
 
-def matmul_step(meter: Meter, dtype: Any, backward: bool = False) -> None:
+def matmul_step(meter: AllocatorMeter, dtype: Any, backward: bool = False) -> None:
     """A matrix product. Its backward pass runs in autograd's thread, which has its own cuBLAS handle."""
     x = ones(meter, 512, 512, dtype=dtype)
     out = x @ x
@@ -57,7 +57,7 @@ def matmul_step(meter: Meter, dtype: Any, backward: bool = False) -> None:
         out.sum().backward()
 
 
-STEPS: list[tuple[str, Callable[[Meter], Any]]] = [
+STEPS: list[tuple[str, Callable[[AllocatorMeter], Any]]] = [
     ("tiny", lambda meter: ones(meter, 4)),
     ("matmul_fp32", lambda meter: matmul_step(meter, torch.float32)),
     ("matmul_bf16", lambda meter: matmul_step(meter, torch.bfloat16)),
@@ -102,7 +102,7 @@ class OutsideMemory:
         }
 
 
-def versions(meter: Meter) -> Row:
+def versions(meter: AllocatorMeter) -> Row:
     """Versions of the GPU, the driver and the libraries."""
     row: Row = {
         "versions": 1,
@@ -121,7 +121,7 @@ def versions(meter: Meter) -> Row:
     return {**row, **more, "driver": GpuCounters().driver_version()}
 
 
-def one_constant(meter: Meter, names: list[str]) -> list[Row]:
+def one_constant(meter: AllocatorMeter, names: list[str]) -> list[Row]:
     """A reading after the start of CUDA, then one after each named step, all in this process."""
     outside = OutsideMemory() if meter.device == "cuda" else None
     torch.ones(1, device=meter.device)
@@ -137,7 +137,7 @@ def one_constant(meter: Meter, names: list[str]) -> list[Row]:
     return rows
 
 
-def first_calls(meter: Meter, name: str) -> list[Row]:
+def first_calls(meter: AllocatorMeter, name: str) -> list[Row]:
     """What the first, second and third call keep, in this thread and in autograd's. A workspace is kept by the first
     call."""
     kind, dtype_name = name.rsplit("_", 1)

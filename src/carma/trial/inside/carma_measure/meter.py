@@ -55,7 +55,7 @@ def storage_bytes(value: Any) -> int:
     return int(sum(sizes.values()))
 
 
-class Meter:
+class AllocatorMeter:
     """Reads the allocator of one GPU."""
 
     device = "cuda"
@@ -81,7 +81,7 @@ class Meter:
             torch.cuda.empty_cache()
 
 
-class DryMeter(Meter):
+class DryMeter(AllocatorMeter):
     """For a machine without a GPU: bytes are only those of the results."""
 
     device = "cpu"
@@ -95,7 +95,7 @@ class DryMeter(Meter):
         """Nothing runs asynchronously."""
 
 
-def forward_backward(meter: Meter, call: Callable[[], Any], inputs: Sequence[Any]) -> list[Row]:
+def forward_backward(meter: AllocatorMeter, call: Callable[[], Any], inputs: Sequence[Any]) -> list[Row]:
     """Rows of a call and of its gradients for ``inputs`` (none: the call alone).
 
     Only the first output has a gradient: that is what training does with the states of a recurrent network, the
@@ -113,7 +113,7 @@ def forward_backward(meter: Meter, call: Callable[[], Any], inputs: Sequence[Any
     return rows
 
 
-def warm_up(meter: Meter) -> None:
+def warm_up(meter: AllocatorMeter) -> None:
     """Call each library once, in this thread and in autograd's, so that no row includes what a first call allocates."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         a = torch.ones(64, 64, device=meter.device, dtype=dtype, requires_grad=True)
@@ -151,7 +151,7 @@ def set_mode(params: Row) -> None:
     torch.backends.cudnn.deterministic = params["mode"] == "deterministic"
 
 
-def convolution(params: Row, meter: Meter) -> list[Row]:
+def convolution(params: Row, meter: AllocatorMeter) -> list[Row]:
     """One row for each direction: forward, gradient of the input, gradient of the weight."""
     set_mode(params)
     rank = len(params["size"])

@@ -193,14 +193,14 @@ def convolutions(rng: random.Random, count: int) -> list[Params]:
     return cases
 
 
-class Plan(NamedTuple):
+class MeasuringPlan(NamedTuple):
     """Cases in the order in which to measure them; ``apart`` would change the results of the others (see command)."""
 
     cases: list[Params]
     apart: list[Params]
 
 
-def make_plan(broad: bool, seed: int = SEED) -> Plan:
+def make_plan(broad: bool, seed: int = SEED) -> MeasuringPlan:
     """The plan, shuffled so that a run that stops early has measured a fair sample."""
     rng = random.Random(seed)
     counts = BROAD if broad else QUICK
@@ -208,4 +208,4 @@ def make_plan(broad: bool, seed: int = SEED) -> Plan:
     modes = convolutions(rng, 2 * counts["mode"])
     cases = convs + [{**case, "mode": "deterministic"} for case in modes[::2]]
     rng.shuffle(cases)
-    return Plan(cases, [{**case, "mode": "benchmark"} for case in modes[1::2]])
+    return MeasuringPlan(cases, [{**case, "mode": "benchmark"} for case in modes[1::2]])

@@ -42,7 +42,7 @@ class _Loader(importlib.abc.Loader):
         return getattr(self._loader, name)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _HookFinder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         """Also called by scripts that only ask whether the module exists."""
         if name not in _wanted:
@@ -53,7 +53,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-_FINDER = _Finder()
+_FINDER = _HookFinder()
 
 
 def follow_torch():

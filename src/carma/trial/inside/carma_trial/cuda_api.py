@@ -251,12 +251,12 @@ def _patch_backends():
 
 
 def _patch_graphs(cuda):
-    class Refused:
+    class RefusedGraph:
         def __init__(self, *_args, **_words):
             report.refuse("unsupported", "the script captures CUDA graphs; a trial run cannot see their memory pools")
 
     for name in ("CUDAGraph", "graph", "make_graphed_callables"):  # classes: they stand in annotations, too
-        setattr(cuda, name, type(name, (Refused,), {}))
+        setattr(cuda, name, type(name, (RefusedGraph,), {}))
 
 
 def _patch_default_type():

@@ -58,7 +58,7 @@ def _answers(distributed):
     """Collectives that torch's fake process group refuses, or whose answer scripts read."""
     reduce = distributed.all_reduce
 
-    class Done:
+    class CompletedWork:
         """Of a call that does not wait: its answer is the tensor itself."""
 
         def __init__(self, tensor):
@@ -76,7 +76,7 @@ def _answers(distributed):
 
     def all_reduce(tensor, *args, async_op=False, **words):
         reduce(tensor, *args, **words)
-        return Done(tensor) if async_op else None
+        return CompletedWork(tensor) if async_op else None
 
     def gather_objects(objects, mine, *_args, **_words):
         objects[:] = [mine] * len(objects)

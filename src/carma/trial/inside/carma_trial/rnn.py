@@ -187,7 +187,7 @@ def _window(buffer, at, weight):
 
 def _items(mode, width, hidden, proj, layers, directions):
     return rnn_sizes.weight_items(
-        rnn_sizes.Run(mode, 0, 0, 0, 0, width, hidden, proj, layers, directions, packed=False, drops=False)
+        rnn_sizes.RnnRun(mode, 0, 0, 0, 0, width, hidden, proj, layers, directions, packed=False, drops=False)
     )
 
 
@@ -198,7 +198,7 @@ def _run_of(plain, mode, hidden, proj, layers, both, sizes, drops):
     packed = len(sizes) != 0
     steps, batch = (len(sizes), sizes[0]) if packed else plain.shape[:2]
     rows = plain.shape[0] if packed else steps * batch
-    return rnn_sizes.Run(
+    return rnn_sizes.RnnRun(
         mode, plain.element_size(), rows, steps, batch, plain.shape[-1], hidden, proj, layers, 2 if both else 1, packed,
         drops,
     )  # fmt: skip

@@ -21,7 +21,7 @@ _STEPS_AT_ONCE = 256
 _STATIC_ROWS = 2432
 
 
-class Run(typing.NamedTuple):
+class RnnRun(typing.NamedTuple):
     """One call. ``rows`` are all steps of all sequences; with packed ones fewer than ``steps * batch``."""
 
     mode: int
@@ -57,7 +57,7 @@ def _aligned(count: int, to: int = 32) -> int:
     return -(-count // to) * to
 
 
-def weight_items(run: Run) -> int:
+def weight_items(run: RnnRun) -> int:
     """Numbers in the buffer that holds all weights; cuDNN always has both biases."""
     count = 0
     for layer in range(run.layers):
@@ -66,7 +66,7 @@ def weight_items(run: Run) -> int:
     return count * run.directions
 
 
-def reserve_bytes(run: Run) -> int:
+def reserve_bytes(run: RnnRun) -> int:
     wide = run.item_bytes * run.rows * run.directions
     parts = [wide * run.layers * run.hidden * _KEPT[run.mode], wide * (run.layers - 1) * run.hidden]
     if run.mode == LSTM:
@@ -77,13 +77,13 @@ def reserve_bytes(run: Run) -> int:
     return 256 + sum(map(_aligned, parts)) + mask * (run.layers - 1) * run.directions
 
 
-def workspace_bytes(run: Run, algorithm: int, training: bool) -> int:
+def workspace_bytes(run: RnnRun, algorithm: int, training: bool) -> int:
     """The same in training for forward, its input's gradient and its weights': cuDNN asks for the most of them."""
     forward = _common_bytes(run) + _forward_bytes(run, algorithm)
     return max(forward, _common_bytes(run) + _backward_bytes(run, algorithm)) if training else forward
 
 
-def _common_bytes(run: Run) -> int:
+def _common_bytes(run: RnnRun) -> int:
     """Libraries' own room, the weights without their biases, and the projection's input."""
     biases = 2 * GATES[run.mode] * run.hidden * run.directions * run.layers
     parts = _PER_LAYER_BYTES * run.layers * run.directions + 256
@@ -91,7 +91,7 @@ def _common_bytes(run: Run) -> int:
     return parts + (run.of_rows(run.hidden * run.directions) if run.projected else 0)
 
 
-def _padded_bytes(run: Run, times: int) -> int:
+def _padded_bytes(run: RnnRun, times: int) -> int:
     """Padded sequences are copied into packed ones: inputs, outputs and states, in backward their gradients too."""
     if run.packed:
         return 0
@@ -100,7 +100,7 @@ def _padded_bytes(run: Run, times: int) -> int:
     return times * copies + 2 * _aligned(4 * run.batch, 16)
 
 
-def _forward_bytes(run: Run, algorithm: int) -> int:
+def _forward_bytes(run: RnnRun, algorithm: int) -> int:
     gates, persistent = GATES[run.mode], algorithm != STANDARD
     total = _padded_bytes(run, 1) + run.of_states(run.hidden * (1 if persistent else gates))
     if run.directions == 2:
@@ -114,7 +114,7 @@ def _forward_bytes(run: Run, algorithm: int) -> int:
     return total + _aligned(run.item_bytes * gates * run.hidden * chunk)
 
 
-def _backward_bytes(run: Run, algorithm: int) -> int:
+def _backward_bytes(run: RnnRun, algorithm: int) -> int:
     persistent = algorithm != STANDARD
     row, state = run.of_rows(run.hidden), run.of_states(run.hidden)
     widest = max(run.width, run.hidden)
@@ -135,7 +135,7 @@ def _backward_bytes(run: Run, algorithm: int) -> int:
     return total + _aligned(run.item_bytes * run.hidden * min(run.rows, run.batch * _steps_in_flight(run)))
 
 
-def _steps_in_flight(run: Run) -> int:
+def _steps_in_flight(run: RnnRun) -> int:
     """Layers of a standard network run side by side, each some steps behind the one below."""
     block = next(steps for most, steps in ((1, 32), (8, 16), (16, 8), (96, 4), (run.batch, 2)) if run.batch <= most)
     if run.steps >= 128:
@@ -143,7 +143,7 @@ def _steps_in_flight(run: Run) -> int:
     return block * run.layers + max(block, 8)
 
 
-def algorithm(run: Run, dtype: str, forward: bool, capability: tuple[int, int], processors: int) -> int:
+def algorithm(run: RnnRun, dtype: str, forward: bool, capability: tuple[int, int], processors: int) -> int:
     """Which algorithm runs in effect: what PyTorch asks for (RNN.cpp, get_algo), bfloat16 has the standard one only."""
     if run.projected or run.packed or dtype not in ("float32", "float16"):
         return STANDARD
@@ -155,12 +155,12 @@ def algorithm(run: Run, dtype: str, forward: bool, capability: tuple[int, int], 
     return STANDARD
 
 
-def _suits_static(run: Run) -> bool:
+def _suits_static(run: RnnRun) -> bool:
     one = run.layers == 1 and run.directions == 1
     return one and run.hidden <= 1024 and run.hidden % 128 == 0 and run.width % 128 == 0
 
 
-def _has_static(run: Run, capability: tuple[int, int], processors: int) -> bool:
+def _has_static(run: RnnRun, capability: tuple[int, int], processors: int) -> bool:
     major, minor = capability
     if major == 7:
         even = (run.batch % 16 == 0 and run.batch not in (80, 112)) or run.batch == 8

@@ -46,7 +46,7 @@ def _storages():
     kind.resize_ = resize_
 
 
-class _Saved:
+class _SavedTensor:
     """A tensor of a checkpoint: its shape, and its values where they are few and on the CPU."""
 
     def __init__(self, tensor):
@@ -73,14 +73,14 @@ def _checkpoints():
             write(what, target, *args, **words)
             return
         with open(path, "wb"):
-            _saved[path] = _map(what, _Saved, torch.Tensor)
+            _saved[path] = _map(what, _SavedTensor, torch.Tensor)
 
     def load(source, map_location=None, *args, **words):
         path = _path(source)
         if path not in _saved or os.path.getsize(path):
             return read(source, map_location, *args, **words)
         place = map_location if isinstance(map_location, (str, int, torch.device)) else None
-        return _map(_saved[path], lambda kept: kept.restored(place), _Saved)
+        return _map(_saved[path], lambda kept: kept.restored(place), _SavedTensor)
 
     torch.save, torch.load = save, load
 
