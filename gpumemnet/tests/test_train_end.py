@@ -18,7 +18,7 @@ import multiprocessing, os, sys, time
 from pathlib import Path
 from gpumemnet.training import cross_validation
 
-cross_validation.steady = lambda: None  # in every process: it would import torch, which takes seconds
+cross_validation.make_deterministic = lambda: None  # in every process: it would import torch, which takes seconds
 
 def job(folder):
     global held

@@ -19,7 +19,7 @@ from carma.trial.layers.kinds import INDEX, KINDS
 from gpumemnet import Family
 from gpumemnet.serving.features import FEATURES, PLACE, SETTINGS, TOKEN
 from gpumemnet.serving.model import NEAR
-from gpumemnet.serving.model_facts import Bound, Facts, Kind, Learned, encode_facts, stem
+from gpumemnet.serving.model_facts import Bound, Facts, Kind, LearnedFrom, encode_facts, stem
 
 BASE_MIB = 600.0
 QUANTILES = (0.1, 0.5, 0.9)
@@ -50,7 +50,7 @@ def facts(family: Family = "mlp", kind: Kind = "mlp", **changed: object) -> Fact
         kinds_seen={name: 10 for name in KINDS if name != "attention"},
         most_layers=600,
         bounds={"0.9": Bound(quantile=0.9, factor=1.0), "0.99": Bound(quantile=0.9, factor=1.5)},
-        learned=Learned(data_sha256={"mlp.parquet": "0" * 64}, rows=10, gpu="NVIDIA H200", torch="2.11.0+cu130"),
+        learned=LearnedFrom(data_sha256={"mlp.parquet": "0" * 64}, rows=10, gpu="NVIDIA H200", torch="2.11.0+cu130"),
     )
     return replace(made, **changed)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from carma.trial.layers.description import Described, Layer
-from gpumemnet.training.cross_validation import steady
+from gpumemnet.training.cross_validation import make_deterministic
 from gpumemnet.training.samples import Origin, Run, Samples, chain, gather
 
 SHAPES = ("uniform", "pyramid", "bottleneck")
@@ -39,9 +39,9 @@ def made(rows: int, seed: int = 0) -> Samples:
 
 @pytest.fixture(autouse=True)
 def threads_as_they_were() -> Iterator[None]:
-    """What `steady` sets holds for the whole process, where other tests run too."""
+    """What `make_deterministic` sets holds for the whole process, where other tests run too."""
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    steady()
+    make_deterministic()
     yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(strict)

@@ -8,7 +8,7 @@ from math import prod
 
 from carma.core.model.values import Estimate, NoEstimate
 from carma.core.ports import EstimateRequest
-from carma.trial.layers.description import Described, Layer
+from carma.trial.layers.description import Described
 from carma.trial.protocol import Trials
 
 MIB = 1 << 20
@@ -84,18 +84,14 @@ def no_outputs(described: Described) -> str | None:
     if any(layer.output for layer in described.layers):
         return None
     return (
-        "the summary does not tell the shapes of the layers' outputs (print(model) never does); give a torchsummary or "
-        "torchinfo table, say with --input what one sample is, or let the command be tried"
+        "the summary does not contain the shapes of the layers' outputs (print(model) never does); use a torchsummary "
+        "or torchinfo table, set the shape of one sample with --input, or use a trial run of the command"
     )
 
 
 def cut_off(described: Described) -> tuple[str, ...]:
     """A warning if a table was printed with too small a depth: deeper layers are not counted."""
-    hidden = [layer for layer in described.layers if _hides(layer)]
+    hidden = [layer for layer in described.layers if layer.kind in _CONTAINERS and layer.parameters > 0]
     if not hidden:
         return ()
     return (f"the summary stops above the layers of {len(hidden)} blocks; their inner activations are not counted",)
-
-
-def _hides(layer: Layer) -> bool:
-    return layer.kind in _CONTAINERS and layer.parameters > 0

@@ -21,29 +21,12 @@ from carma.trial.layers.description import Described, Layer, bytes_each
 from carma.trial.protocol import Context
 from carma.trial.replay.allocator import CachingAllocator
 from carma.trial.replay.allocator_options import AllocatorOptions
-from gpumemnet.published.common import (
-    CONTEXT_MIB,
-    OfModel,
-    answer,
-    cut_off,
-    no_outputs,
-    numel,
-    parameters_of,
-)
+from gpumemnet.published.common import CONTEXT_MIB, OfModel, answer, cut_off, no_outputs, numel, parameters_of
+from gpumemnet.summaries.training_options import OPTIMIZERS
 
 _STEPS = 2  # the optimizer's state is allocated in the first step, so the peak is in the second
 _VIEWS = ("Flatten", "Unflatten", "Identity", "ModuleList", "ModuleDict")
-_SLOTS = {
-    "SGD": 0,
-    "Adam": 2,
-    "AdamW": 2,
-    "NAdam": 2,
-    "RAdam": 2,
-    "Adamax": 2,
-    "Adadelta": 2,
-    "RMSprop": 1,
-    "Adagrad": 1,
-}
+_SLOTS = dict(reversed(OPTIMIZERS.values()))  # of SGD those without momentum, which come first
 
 
 class DNNMem(OfModel):
@@ -54,9 +37,9 @@ class DNNMem(OfModel):
             return NoEstimate(source=self.name, reason="the batch size is not known; the graph's sizes depend on it")
         if reason := no_outputs(described):
             return NoEstimate(source=self.name, reason=reason)
-        walk = _Walk(described)
-        walk.run()
-        parts = walk.parts()
+        replay = _Replay(described)
+        replay.run()
+        parts = replay.parts()
         return answer(
             self.name,
             parts,
@@ -67,7 +50,7 @@ class DNNMem(OfModel):
 
 
 @dataclass
-class _Walk:
+class _Replay:
     """Training steps over the chain of layers, with the model of the allocator."""
 
     described: Described

@@ -21,7 +21,7 @@ from carma.errors import PluginError
 from carma.trial.cards import card_for
 from carma.trial.demand.prediction import demand_of
 from carma.trial.layers.column_reading import CannotTell
-from carma.trial.layers.description import Described, Layer, bytes_each
+from carma.trial.layers.description import Described, Layer, bytes_each, slots_of
 from carma.trial.layers.kinds import kind_of
 from carma.trial.protocol import Context, Trials
 from carma.trial.replay import card_constants as constants
@@ -48,6 +48,8 @@ _USES = {"mlp": ("matmul_fp32",), "cnn": ("matmul_fp32", "conv_fp32"), "transfor
 
 
 class GpuMemNet:
+    quick = False
+
     def __init__(
         self,
         kind: Kind,
@@ -69,7 +71,7 @@ class GpuMemNet:
         answer = self.of(described, gpu, request.spec.gpus)
         if isinstance(answer, Estimate) and request.gpus and answer.footprint_mib > request.gpus[0].memory_mib:
             no_room = f"it does not fit: {gpu} has {show_mib(request.gpus[0].memory_mib)}"
-            return _with(answer, no_room)
+            return replace(answer, warnings=(no_room, *answer.warnings))
         return answer
 
     def of(self, described: Described, gpu: str = "", gpus: int = 1) -> Estimate | NoEstimate:
@@ -102,8 +104,7 @@ class GpuMemNet:
             refused.append(said)
         if refused:
             return None, (refusal(min(refused, key=len)),)
-        nobody = f"no model of {_NETWORKS[found.family]} has been learned; carma train makes one"
-        return None, (*broken, nobody)
+        return None, (*broken, f"no model of {_NETWORKS[found.family]} has been learned; carma train makes one")
 
     def _refuse(self, reason: str) -> NoEstimate:
         return NoEstimate(source=self.name, reason=reason)
@@ -131,7 +132,7 @@ class GpuMemNet:
             gpu_model=gpu or facts.learned.gpu,
             parts_mib=_parts(described, facts, footprint, added),
             warnings=(*class_above(facts, quantiles), *warnings, *weaker, *beware(model)),
-            rests_on=model.told(),
+            rests_on=model.provenance(),
         )
 
     def _besides(
@@ -141,8 +142,8 @@ class GpuMemNet:
         added: dict[str, int] = {}
         warnings: list[str] = []
         if gpu and not _same_card(gpu, facts.learned.gpu):
-            difference, told = self._card(gpu, facts)
-            warnings.append(f"it has learned on {facts.learned.gpu}; on {gpu} kernels may take more or less{told}")
+            difference, remark = self._card(gpu, facts)
+            warnings.append(f"it has learned on {facts.learned.gpu}; on {gpu} kernels may take more or less{remark}")
             added |= {"card": difference} if difference else {}
         if gpus > 1:
             each = bytes_each(described.dtype) or 4
@@ -171,8 +172,8 @@ def _unlike(described: Described) -> str | None:
     """Why no run of the data was like this one, if features cannot show it."""
     if described.passes > 1:
         return (
-            f"a step holds {described.passes} calls of networks at once, or trains as many networks; one is described, "
-            "and one is what it has learned from"
+            f"a step holds {described.passes} calls of networks at once, or trains as many networks; the model has "
+            "learned from runs with one"
         )
     if bytes_each(described.dtype) not in (2, 4):
         return f"weights of the type {described.dtype} are in none of the runs it has learned from"
@@ -189,7 +190,7 @@ def with_input(described: Described) -> tuple[Described, tuple[str, ...]]:
         return replace(described, input=first.inputs[0]), ()
     kind = kind_of(first.kind)
     if kind == "convolution" and (image := _image(first)):
-        return replace(described, input=image), ("the input's size is guessed from the first layer: --input tells it",)
+        return replace(described, input=image), ("the input's size is guessed from the first layer: --input sets it",)
     assumed = first.output[:-1] if kind == "embedding" else first.output
     return replace(described, input=assumed), ("the input's size is not known: the first layer's output stands in",)
 
@@ -205,16 +206,12 @@ def _image(layer: Layer) -> tuple[int, ...]:
 
 
 def _not_its_own(gpu: str) -> str:
-    return f", and the context that is counted is that of {gpu}: nobody has measured this card's (carma calibrate does)"
+    return f", and the context that is counted is that of {gpu}: this card's is unknown (carma calibrate measures it)"
 
 
 def _same_card(one: str, other: str) -> bool:
     known = card_for(one)
     return one.casefold() == other.casefold() or (known is not None and known is card_for(other))
-
-
-def _with(answer: Estimate, warning: str) -> Estimate:
-    return replace(answer, warnings=(warning, *answer.warnings))
 
 
 def _bound(facts: Facts, quantiles: Sequence[float], level: float) -> tuple[float, float | None, tuple[str, ...]]:
@@ -246,8 +243,8 @@ def _parts(described: Described, facts: Facts, footprint: int, added: Mapping[st
     """By arithmetic as far as possible; the rest is outputs, workspaces and fragmentation in one. Empty if the
     arithmetic gives more than the footprint (weights that are not trained)."""
     weights = parameters_of(described) * (bytes_each(described.dtype) or 4) / MIB
-    slots = 2 if described.optimizer_slots is None else described.optimizer_slots
-    parts = {"weights": round(weights), "gradients": round(weights), "optimizer_state": round(slots * weights)}
+    state = round(slots_of(described) * weights)
+    parts = {"weights": round(weights), "gradients": round(weights), "optimizer_state": state}
     parts |= {"context": round(facts.base_mib) + added.get("card", 0)}
     parts |= {name: mib for name, mib in added.items() if name != "card"}
     rest = footprint - sum(parts.values())

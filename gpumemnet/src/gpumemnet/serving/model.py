@@ -41,8 +41,8 @@ class Model:
         self.file, self.facts = file, facts
         self._session = _session(file, graph)
 
-    def told(self) -> str:
-        """The name of the model, for the answer."""
+    def provenance(self) -> str:
+        """The name of the model and its data, for the answer."""
         learned = self.facts.learned
         where = "comes with CARMA" if self.file.parent == SHIPPED else f"in {self.file.parent}"
         return f"the model {self.facts.name}, learned from {learned.rows:,} runs on {learned.gpu} ({where})"
@@ -173,13 +173,7 @@ def merge(kinds: NDArray[np.int64], tokens: NDArray[np.float32]) -> Merged:
     count = len(seen) + 1
     near = (around[:-2] * count + around[1:-1]) * count + around[2:]
     _, first, weights = np.unique(near, return_index=True, return_counts=True)
-    return _around(kinds, tokens, first, weights.astype(np.float32))
-
-
-def _around(
-    kinds: NDArray[np.int64], tokens: NDArray[np.float32], places: NDArray[np.int64], weights: NDArray[np.float32]
-) -> Merged:
+    places = first[:, None] + np.arange(NEAR)
     padded = np.pad(kinds, 1, constant_values=ABSENT)
     sizes = np.pad(tokens, ((1, 1), (0, 0)))
-    near = places[:, None] + np.arange(NEAR)
-    return Merged(padded[near], sizes[near], weights)
+    return Merged(padded[places], sizes[places], weights.astype(np.float32))

@@ -31,7 +31,7 @@ SHIPPED = Path(__file__).parent / "data"
 GB_MIB = 1_000  # a GB of the class widths, as published
 
 
-class Learned(Record, frozen=True, kw_only=True):
+class LearnedFrom(Record, frozen=True, kw_only=True):
     """The measurements that the model was learned from. `gpu` is the driver's name of the GPU."""
 
     data_sha256: dict[str, str]  # by file name
@@ -68,7 +68,7 @@ class Facts(Record, frozen=True, kw_only=True):
     kinds_seen: dict[str, int]  # number of models in the data that have each kind of layer
     most_layers: int
     bounds: dict[str, Bound] = {}  # by level: "0.9", "0.95", "0.99"
-    learned: Learned
+    learned: LearnedFrom
     graph_sha256: str = ""  # of the ONNX file beside it; "": unknown
     scores: dict[str, dict[str, float]] = {}  # on held-out folds, by class width ("8GB"): accuracy, under, over …
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing import active_children, get_context
 from typing import Literal
 from typing import Protocol as Shape
@@ -44,12 +44,12 @@ class Answers:
     """Of the rows that were left out: quantiles in MiB, or of a classifier the classes for each width."""
 
     job: Job
-    quantiles_mib: Numbers | None
-    operating_mib: Numbers | None
-    careful_mib: Numbers | None
-    bounds_mib: Mapping[float, Numbers]
-    classes: Mapping[int, Wholes]
-    took_s: float
+    quantiles_mib: Numbers | None = None
+    operating_mib: Numbers | None = None
+    careful_mib: Numbers | None = None
+    bounds_mib: Mapping[float, Numbers] = field(default_factory=dict)
+    classes: Mapping[int, Wholes] = field(default_factory=dict)
+    took_s: float = 0.0
 
 
 class Tell(Shape):
@@ -63,10 +63,10 @@ _held: dict[str, Samples] = {}
 def workers(samples: Mapping[str, Samples]) -> Iterator[ProcessPoolExecutor]:
     """Processes that hold the samples, which are sent once to each. They end with this process, however it ends."""
     before = set(active_children())
-    with _quiet_tracker():
-        pool = ProcessPoolExecutor(PROCESSES, get_context("spawn"), _hold, (os.getpid(), dict(samples)))
+    with _tracker_without_warnings():
+        pool = ProcessPoolExecutor(PROCESSES, get_context("spawn"), _receive, (os.getpid(), dict(samples)))
     try:
-        with _deaf():
+        with _interrupts_ignored():
             for _ in range(PROCESSES):
                 pool.submit(_begin)
         yield pool
@@ -81,7 +81,7 @@ def workers(samples: Mapping[str, Samples]) -> Iterator[ProcessPoolExecutor]:
 
 
 @contextmanager
-def _quiet_tracker() -> Iterator[None]:
+def _tracker_without_warnings() -> Iterator[None]:
     """multiprocessing's resource tracker, if started meanwhile, cleans up after killed processes without a warning."""
     name, before = "PYTHONWARNINGS", os.environ.get("PYTHONWARNINGS")
     os.environ[name] = ",".join(filter(None, (before, "ignore:resource_tracker")))
@@ -95,7 +95,7 @@ def _quiet_tracker() -> Iterator[None]:
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
+def _interrupts_ignored() -> Iterator[None]:
     """Processes that are started meanwhile ignore Ctrl-C, which reaches all; this process ends them. Only the main
     thread can set the handler."""
     if threading.current_thread() is not threading.main_thread():
@@ -128,9 +128,9 @@ def compete(samples: Mapping[str, Samples], jobs: Sequence[Job], tell: Tell) -> 
             yield answers
 
 
-def _hold(parent: int, samples: dict[str, Samples]) -> None:
+def _receive(parent: int, samples: dict[str, Samples]) -> None:
     end_with(parent, signal.SIGKILL)
-    steady()
+    make_deterministic()
     _held.update(samples)
 
 
@@ -138,7 +138,7 @@ def answer_held(job: Job) -> Answers:
     return answer(job, held(job.data))
 
 
-def steady() -> None:
+def make_deterministic() -> None:
     """One thread and deterministic kernels: the same seed gives the same numbers."""
     import torch
 
@@ -151,12 +151,11 @@ def answer(job: Job, samples: Samples) -> Answers:
     began = time.monotonic()
     learned, judged = samples.take(job.split.learned), without_labels(samples.take(job.split.judged))
     make: Callable[[Job, Samples, Samples], Answers] = _classified if job.learner == PUBLISHED else _measured
-    found = make(job, learned, judged)
-    return Answers(**{**vars(found), "took_s": time.monotonic() - began})
+    return replace(make(job, learned, judged), took_s=time.monotonic() - began)
 
 
 def without_labels(samples: Samples) -> Samples:
-    return Samples(**{**vars(samples), "footprint_mib": np.full(len(samples), np.nan)})
+    return replace(samples, footprint_mib=np.full(len(samples), np.nan))
 
 
 def _measured(job: Job, learned: Samples, judged: Samples) -> Answers:
@@ -173,8 +172,6 @@ def _measured(job: Job, learned: Samples, judged: Samples) -> Answers:
         operating_mib=at_level(quantiles, made.operating_point),
         careful_mib=at_level(quantiles, made.careful_point),
         bounds_mib={level: at_level(quantiles, level) * factor for level, factor in made.factors.items()},
-        classes={},
-        took_s=0.0,
     )
 
 
@@ -183,9 +180,7 @@ def _classified(job: Job, learned: Samples, judged: Samples) -> Answers:
 
     widths = PUBLISHED_WIDTHS_GB[learned.family]
     made = learn_published(learned, widths, job.seed)
-    classes = {width: made.classes(judged, width) for width in widths}
-    return Answers(job=job, quantiles_mib=None, operating_mib=None, careful_mib=None, bounds_mib={}, classes=classes,
-                   took_s=0.0)  # fmt: skip
+    return Answers(job=job, classes={width: made.classes(judged, width) for width in widths})
 
 
 Protocol = Literal["folds", "shapes"]

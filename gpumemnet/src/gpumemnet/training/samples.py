@@ -13,8 +13,9 @@ import csv
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,9 @@ from gpumemnet.serving.features import PLACE, Features, features
 Floats = NDArray[np.float32]
 Wholes = NDArray[np.int64]
 Numbers = NDArray[np.float64]
+
+
+HEAD_FIELDS = ("gpu", "driver", "torch", "cuda", "date")  # of a measurement, as in the facts of a model
 
 
 @dataclass(frozen=True)
@@ -61,17 +65,9 @@ class Samples:
         return len(self.shapes)
 
     def take(self, rows: Wholes) -> Samples:
-        return Samples(
-            family=self.family,
-            shapes=tuple(self.shapes[row] for row in rows),
-            scalars=self.scalars[rows],
-            kinds=tuple(self.kinds[row] for row in rows),
-            tokens=tuple(self.tokens[row] for row in rows),
-            edges=tuple(self.edges[row] for row in rows),
-            footprint_mib=self.footprint_mib[rows],
-            origin=self.origin,
-            ways=tuple(self.ways[row] for row in rows) if self.ways else (),
-        )
+        columns = {name: getattr(self, name) for name in ("shapes", "kinds", "tokens", "edges", "ways")}
+        taken: dict[str, Any] = {name: tuple(one[row] for row in rows) for name, one in columns.items() if one}
+        return replace(self, scalars=self.scalars[rows], footprint_mib=self.footprint_mib[rows], **taken)
 
     @property
     def guess_mib(self) -> Numbers:
@@ -119,7 +115,7 @@ def gather(family: Family, runs: Sequence[Run], origin: Origin) -> Samples:
         tokens=tuple(found.tokens for _, found in kept),
         edges=tuple(run.edges for run, _ in kept),
         footprint_mib=np.array([run.footprint_mib for run, _ in kept]),
-        origin=Origin(**{**vars(origin), "left_out": left_out}),
+        origin=replace(origin, left_out=left_out),
         ways=tuple(found.way for _, found in kept),
     )
 
@@ -166,7 +162,7 @@ def read_table(path: Path) -> Samples:
     head = table.heads[-1] if table.heads else {}
     return gather(family, runs, Origin(
         data_sha256={path.name: sha256(path)},
-        **{name: str(head.get(name, "")) for name in ("gpu", "driver", "torch", "cuda", "date")},
+        **{name: str(head.get(name, "")) for name in HEAD_FIELDS},
         left_out={reason: count for reason, count in reasons.items() if count},
     ))  # fmt: skip
 

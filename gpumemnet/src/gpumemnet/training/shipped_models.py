@@ -14,16 +14,26 @@ from carma.errors import PluginError
 from carma.trial.layers.kinds import KINDS
 from gpumemnet.directories import cannot_write, make_folder, sync_folder, write_whole
 from gpumemnet.serving.features import FEATURES
-from gpumemnet.serving.model_facts import GRAPH, NEXT, Bound, Facts, Kind, digest, encode_facts, read_facts, stem
-from gpumemnet.serving.model_facts import Learned as From
+from gpumemnet.serving.model_facts import (
+    GRAPH,
+    NEXT,
+    Bound,
+    Facts,
+    Kind,
+    LearnedFrom,
+    digest,
+    encode_facts,
+    read_facts,
+    stem,
+)
 from gpumemnet.training import SERVED, WIDTHS_GB
 from gpumemnet.training.accuracy_report import Entry
-from gpumemnet.training.cross_validation import held, steady
+from gpumemnet.training.cross_validation import held, make_deterministic
 from gpumemnet.training.ensemble import Learned, at_level, learn
 from gpumemnet.training.export import export
 from gpumemnet.training.learners import LEARNERS
-from gpumemnet.training.samples import QUANTILES, Samples
-from gpumemnet.training.scores import point
+from gpumemnet.training.samples import HEAD_FIELDS, QUANTILES, Samples
+from gpumemnet.training.scores import Classes, Point, point
 
 Scores = Mapping[str, dict[str, float]]
 
@@ -35,7 +45,7 @@ def make_held(data: str, learner: str, out: str, seed: int, scores: Scores | Non
 
 def make(samples: Samples, learner: str, out: Path, seed: int, scores: Scores | None = None) -> Path:
     """Scores are those of the folds if there are any; else each row is judged by the member that left it out."""
-    steady()
+    make_deterministic()
     kind = SERVED[learner]
     learned = learn(LEARNERS[learner].fit, samples, LEARNERS[learner].members, seed, WIDTHS_GB[samples.family][0])
     found = scores or _unseen(learned, samples)
@@ -61,15 +71,11 @@ def facts(samples: Samples, kind: Kind, learned: Learned, seed: int, scores: Sco
         kinds_seen={name: count for name, count in zip(KINDS, seen, strict=True) if count},
         most_layers=int(samples.layer_counts.max()),
         bounds={str(level): Bound(quantile=level, factor=round(one, 5)) for level, one in learned.factors.items()},
-        learned=From(
+        learned=LearnedFrom(
             data_sha256=dict(origin.data_sha256),
             rows=len(samples),
-            gpu=origin.gpu,
-            driver=origin.driver,
-            torch=origin.torch,
-            cuda=origin.cuda,
-            date=origin.date,
             seed=seed,
+            **{name: getattr(origin, name) for name in HEAD_FIELDS},
         ),
         scores=dict(scores),
     )
@@ -85,8 +91,12 @@ def _unseen(learned: Learned, samples: Samples) -> Scores:
     scores = {}
     for width in WIDTHS_GB[samples.family]:
         one = point(learned.operating_point, found, samples.footprint_mib, width)
-        scores[f"{width}GB"] = {"accuracy": one.accuracy, "under": one.under, "over": one.over}
+        scores[f"{width}GB"] = _shares(one)
     return scores
+
+
+def _shares(one: Point | Classes) -> dict[str, float]:
+    return {"accuracy": one.accuracy, "under": one.under, "over": one.over}
 
 
 def scores_of(entries: Sequence[Entry], data: str, learner: str) -> Scores | None:
@@ -94,9 +104,7 @@ def scores_of(entries: Sequence[Entry], data: str, learner: str) -> Scores | Non
     for entry in entries:
         if (entry.data, entry.learner, entry.protocol) == (data, learner, "folds"):
             wanted = [one.classes for one in entry.judged if one.point == "operating" and not one.classes.top_merged]
-            return {
-                f"{one.width_gb}GB": {"accuracy": one.accuracy, "under": one.under, "over": one.over} for one in wanted
-            }
+            return {f"{one.width_gb}GB": _shares(one) for one in wanted}
     return None
 
 
