@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from carma.trial.sandbox import KEEP, SandboxLimits
+from carma.trial.box.special_directories import KEEP
+from carma.trial.sandbox import SandboxLimits
 from tests.boxes import PATIENCE_S, SandboxVariant, own
 
 pytestmark = pytest.mark.parametrize("kernel_limits", ["any"], indirect=True)

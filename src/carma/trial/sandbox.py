@@ -27,7 +27,6 @@ from carma.core.model.values import Owner
 from carma.trial.box import main as box_program
 from carma.trial.kernel_limits import KernelLimits, kernel_limits
 
-OUT, INSIDE, KEEP = "/run/carma/out", "/run/carma/inside", "/run/carma/keep"
 GRACE_S = 5.0  # beyond the time limit, for the sandbox to end and to report
 ANSWER_LIMIT_S = 10.0  # for the mounts of the machine and the paths that the command names
 READY_LIMIT_S = 30.0  # from the start until the command runs
@@ -65,18 +64,9 @@ class SandboxRun:
 
 
 Ending = Literal[
-    "awaited",
-    "exit",
-    "time",
-    "memory",
-    "processes",
-    "not_started",
-    "refused",
-    "failed",
-    "unanswered",
-    "abandoned",
+    "awaited", "exit", "time", "memory", "processes", "not_started", "refused", "failed", "unanswered", "abandoned",
     "lost",
-]
+]  # fmt: skip
 
 
 class SandboxStatus(msgspec.Struct):
@@ -280,31 +270,17 @@ def _confined(limiter: KernelLimits, group: Cgroup | None) -> dict[str, object]:
 
 
 def _order(what: SandboxRun, status_fd: int, outputs: Mapping[str, int], started_s: float) -> dict[str, object]:
-    owner = what.owner if what.owner is not None and os.geteuid() == 0 else None
     with _abandoned_lock:
         unanswered = [path for path, until_s in _unanswered_until_s.items() if time.monotonic() < until_s]
-    return {
-        "command": list(what.command),
-        "directory": what.directory,
-        "environment": dict(what.environment),
-        "umask": what.umask,
-        "identity": None if owner is None else {"uid": owner.uid, "gid": owner.gid, "name": owner.name},
+    order: dict[str, object] = msgspec.to_builtins(what)
+    return order | {
+        "identity": order["owner"] if os.geteuid() == 0 else None,
         "wanted": _wanted_paths(what),
-        "inside": what.inside,
-        "keep": what.keep,
-        "await": list(what.awaited),
-        "notes": list(what.notes),
         "files": {name: [fd, what.files[name]] for name, fd in outputs.items()},
         "status_fd": status_fd,
         "unanswered": unanswered,
         "deadline": started_s + what.limits.seconds,  # by CLOCK_MONOTONIC, which all processes share
-        "limits": {
-            "memory_bytes": what.limits.memory_mib * _MIB,
-            "scratch_bytes": what.limits.scratch_mib * _MIB,
-            "processes": what.limits.processes,
-            "keep_bytes": what.limits.keep_mib * _MIB,
-            "answer_s": ANSWER_LIMIT_S,
-        },
+        "answer_s": ANSWER_LIMIT_S,
     }
 
 

@@ -7,8 +7,8 @@ import os
 import re
 
 from carma.core.ports import EstimateRequest
+from carma.trial.box.special_directories import INSIDE, KEEP, OUT
 from carma.trial.cards import CARDS, DEFAULT, Card, as_gpu, card_for
-from carma.trial.sandbox import INSIDE, KEEP, OUT
 
 THREADS = "2"  # of a library that would take all processors; only shapes are computed
 _MIB = 2**20

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from carma.trial.box.mounts import mount_points, nearest_below
-from carma.trial.sandbox import INSIDE, KEEP, OUT, SandboxLimits
+from carma.trial.box.special_directories import INSIDE, KEEP, OUT
+from carma.trial.sandbox import SandboxLimits
 from tests.boxes import (
     PATIENCE_S,
     VARIANTS,

@@ -39,7 +39,7 @@ class Tree:
         self._uid, self._gid = order["uid"], order["gid"]
         self._own_users = order["own_users"]
         self._wanted: list[str] = [os.path.realpath(path) for path in order["wanted"]] + order["wanted"]
-        self._scratch_bytes = order["limits"]["scratch_bytes"]
+        self._scratch_bytes = order["limits"]["scratch_mib"] * kernel.MIB
         self._points = [point for point in order["points"] if self._shows(point)]
         self._left_out: list[str] = order["left_out"]  # mounts that hang or are broken: empty in the sandbox
         self._overlays = 0

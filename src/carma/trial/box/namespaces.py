@@ -99,13 +99,13 @@ def check_paths(order: dict[str, Any]) -> dict[str, Any] | None:
     directory: str = order["directory"]
     wanted = list(dict.fromkeys([directory, *order["wanted"]]))
     asked = [path for path in dict.fromkeys([*points, *wanted]) if not any(is_within(path, bad) for bad in known)]
-    found = answers(asked, order["limits"]["answer_s"])
+    found = answers(asked, order["answer_s"])
     order["points"] = [point for point in points if found.get(point) == 0]
     order["left_out"] = [point for point in points if found.get(point) != 0]
     order["wanted"] = [path for path in wanted if found.get(path) == 0]
     order["unanswered"] = [point for point in points if point not in found]
     if directory not in found:
-        waited = {"limit_s": order["limits"]["answer_s"], "unanswered": order["unanswered"]}
+        waited = {"limit_s": order["answer_s"], "unanswered": order["unanswered"]}
         return {"ended": "unanswered", "why": directory, **waited}
     if found[directory]:
         why = os.strerror(found[directory])

@@ -12,6 +12,10 @@ import os
 import re
 import stat
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 START_BYTES = 256  # of the awaited file
 NOTE_BYTES = 64  # a note is a number or a word
 MISSING, TOO_LARGE = -1, -2
@@ -20,49 +24,44 @@ _PART = ".part-"
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-def open_plain(folder: int, name: str) -> int:
+@contextlib.contextmanager
+def open_plain(folder: int, name: str) -> Iterator[int]:
     """A regular file. Raises OSError for everything else."""
     fd = os.open(name, _READ, dir_fd=folder)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(f"{name} is not a regular file")
+        yield fd
+    finally:
         os.close(fd)
-        raise OSError(f"{name} is not a regular file")
-    return fd
 
 
 def starts_with(folder: int, name: str, pattern: str) -> bool:
     """Whether that file exists and starts as awaited: helper processes may leave reports that do not count."""
-    try:
-        fd = open_plain(folder, name)
-    except OSError:
-        return False
-    try:
-        return re.search(pattern.encode(), os.read(fd, START_BYTES)) is not None
-    finally:
-        os.close(fd)
+    start = _start_of(folder, name, START_BYTES)
+    return start is not None and re.search(pattern.encode(), start) is not None
 
 
 def read_note(folder: int, name: str) -> str | None:
-    try:
-        fd = open_plain(folder, name)
-    except OSError:
-        return None
-    try:
-        return os.read(fd, NOTE_BYTES).decode("ascii", "replace").strip()
-    finally:
-        os.close(fd)
+    start = _start_of(folder, name, NOTE_BYTES)
+    return None if start is None else start.decode("ascii", "replace").strip()
+
+
+def _start_of(folder: int, name: str, count: int) -> bytes | None:
+    with contextlib.suppress(OSError), open_plain(folder, name) as fd:
+        return os.read(fd, count)
+    return None
 
 
 def copy_out(folder: int, name: str, target: int, limit_bytes: int) -> int:
     """Bytes copied; MISSING, or TOO_LARGE."""
-    try:
-        source = open_plain(folder, name)
-    except OSError:
-        return MISSING
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            source = stack.enter_context(open_plain(folder, name))
+        except OSError:
+            return MISSING
         size = os.fstat(source).st_size
         return TOO_LARGE if size > limit_bytes else _copy(source, target, size)
-    finally:
-        os.close(source)
 
 
 def _copy(source: int, target: int, size: int) -> int:
@@ -93,9 +92,8 @@ def copy_kept(source: int, target: int, limit_bytes: int) -> None:
 
 
 def _copy_one(source: int, target: int, name: str, size: int) -> None:
-    reading = open_plain(source, name)
-    try:
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open_plain(source, name) as reading:
         writing = os.open(_PART + name, flags, 0o600, dir_fd=target)
         try:
             _copy(reading, writing, size)
@@ -104,8 +102,6 @@ def _copy_one(source: int, target: int, name: str, size: int) -> None:
         finally:
             os.close(writing)
         os.rename(_PART + name, name, src_dir_fd=target, dst_dir_fd=target)
-    finally:
-        os.close(reading)
 
 
 def _kept(folder: int) -> dict[str, os.stat_result]:

@@ -76,7 +76,7 @@ def make_own(tree: Tree, order: dict[str, Any]) -> int | None:
     descriptor of the persistent directory on the host; None without one."""
     for path in (OUT, KEEP):
         os.makedirs(tree.path(path), 0o755)
-    size = order["limits"]["keep_bytes"]
+    size = order["limits"]["keep_mib"] * kernel.MIB
     kernel.mount("tmpfs", tree.path(KEEP), "tmpfs", _PLAIN, f"size={size},nr_inodes={_KEEP_INODES}")
     for path in (OUT, KEEP):
         os.chmod(tree.path(path), 0o700)

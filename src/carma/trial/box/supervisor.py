@@ -74,7 +74,10 @@ class Supervisor:
     def __init__(self, order: dict[str, Any], report: Reporter) -> None:
         self._order = order
         self._report = report
-        self._limits = order["limits"]
+        self._processes = order["limits"]["processes"]
+        self._memory_bytes, self._keep_bytes = (
+            order["limits"][name] * kernel.MIB for name in ("memory_mib", "keep_mib")
+        )
         self._cgroup = Cgroup(order["cgroup"])
         self._tails: dict[int, bytearray] = {}
         self._exit: int | None = None  # status of waitpid
@@ -110,7 +113,7 @@ class Supervisor:
         tree.build()
         special.empty_run(tree, _RUN_BYTES)
         self._host_keep = special.make_own(tree, self._order)
-        special.make_devices(tree, self._limits["memory_bytes"])
+        special.make_devices(tree, self._memory_bytes)
         special.make_sys(tree)
         self._first = start_first(tree)
         self._report.first(self._first)
@@ -178,7 +181,7 @@ class Supervisor:
             next_check = now + PAUSE_S
 
     def _check(self, left_s: float) -> dict[str, Any] | None:
-        if results.starts_with(self._out, *self._order["await"]):
+        if results.starts_with(self._out, *self._order["awaited"]):
             return {"ended": "awaited"}
         if self._problem:
             return {"ended": "not_started", "why": self._problem}
@@ -201,9 +204,9 @@ class Supervisor:
         began = time.monotonic()
         if began < self._next_count and self._exit is None:
             return ""
-        if self._meter.exceeds_threads(self._limits["processes"]):
+        if self._meter.exceeds_threads(self._processes):
             return "processes"
-        limit = "memory" if self._meter.exceeds_memory(self._limits["memory_bytes"]) else ""
+        limit = "memory" if self._meter.exceeds_memory(self._memory_bytes) else ""
         now = time.monotonic()
         self._next_count = now + (now - began) / COUNT_SHARE
         return limit
@@ -246,7 +249,7 @@ class Supervisor:
     def _keep_files(self, tree: Tree) -> None:
         if self._host_keep is not None:
             with contextlib.suppress(OSError), tree.as_owner():  # a full disk: it is compiled again next time
-                results.copy_kept(self._keep, self._host_keep, self._limits["keep_bytes"])
+                results.copy_kept(self._keep, self._host_keep, self._keep_bytes)
 
 
 def start_first(tree: Tree) -> int:

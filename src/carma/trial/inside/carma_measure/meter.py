@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -14,24 +15,6 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 class ShortOfMemory(RuntimeError):
     """The GPU was full during a call. Libraries then choose other algorithms, so the figure is not usable."""
-
-
-class Reading(NamedTuple):
-    """The result of one call, and bytes relative to the moment before the call."""
-
-    result: Any
-    out_bytes: int
-    peak_bytes: int
-    kept_bytes: int
-
-    def row(self, direction: str) -> Row:
-        """The measured columns of a row."""
-        return {
-            "direction": direction,
-            "out_bytes": self.out_bytes,
-            "peak_bytes": self.peak_bytes,
-            "kept_bytes": self.kept_bytes,
-        }
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
@@ -55,6 +38,10 @@ def storage_bytes(value: Any) -> int:
     return int(sum(sizes.values()))
 
 
+def _row(direction: str, out: int, peak: int, kept: int) -> Row:
+    return {"direction": direction, "out_bytes": out, "peak_bytes": int(peak), "kept_bytes": int(kept)}
+
+
 class AllocatorMeter:
     """Reads the allocator of one GPU."""
 
@@ -62,8 +49,8 @@ class AllocatorMeter:
     # A larger cache is released after a call, so that the other workers on this GPU have memory.
     CACHE_BYTES = 3 << 30
 
-    def read(self, call: Callable[[], Any]) -> Reading:
-        """Run ``call`` once and read its bytes."""
+    def read(self, direction: str, call: Callable[[], Any]) -> tuple[Any, Row]:
+        """The result of ``call``, and its row: bytes relative to the moment before the call."""
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_stats_as_nested_dict()
         result = call()
@@ -72,7 +59,7 @@ class AllocatorMeter:
             raise ShortOfMemory("the GPU was full")
         base = before["requested_bytes"]["all"]["current"]
         asked = after["requested_bytes"]["all"]
-        return Reading(result, storage_bytes(result), int(asked["peak"] - base), int(asked["current"] - base))
+        return result, _row(direction, storage_bytes(result), asked["peak"] - base, asked["current"] - base)
 
     def settle(self) -> None:
         """Wait for the GPU, and release a large cache."""
@@ -86,10 +73,10 @@ class DryMeter(AllocatorMeter):
 
     device = "cpu"
 
-    def read(self, call: Callable[[], Any]) -> Reading:
+    def read(self, direction: str, call: Callable[[], Any]) -> tuple[Any, Row]:
         result = call()
         size = storage_bytes(result)
-        return Reading(result, size, size, size)
+        return result, _row(direction, size, size, size)
 
     def settle(self) -> None:
         """Nothing runs asynchronously."""
@@ -101,16 +88,15 @@ def forward_backward(meter: AllocatorMeter, call: Callable[[], Any], inputs: Seq
     Only the first output has a gradient: that is what training does with the states of a recurrent network, the
     indices of a maximum, or the weights of an attention.
     """
-    forward = meter.read(call)
-    rows = [forward.row("forward")]
-    outputs = [out for out in tensors_in(forward.result) if out.requires_grad][:1]
+    result, row = meter.read("forward", call)
+    rows = [row]
+    outputs = [out for out in tensors_in(result) if out.requires_grad][:1]
     if not inputs or not outputs:
         return rows
     rows[0]["grad_fn"] = outputs[0].grad_fn.name() if outputs[0].grad_fn is not None else None
     grads = [torch.ones_like(out) for out in outputs]
-    backward = meter.read(lambda: torch.autograd.grad(outputs, list(inputs), grads, allow_unused=True))
-    rows.append(backward.row("backward"))
-    return rows
+    backward = meter.read("backward", lambda: torch.autograd.grad(outputs, list(inputs), grads, allow_unused=True))
+    return [*rows, backward[1]]
 
 
 def warm_up(meter: AllocatorMeter) -> None:
@@ -124,21 +110,10 @@ def warm_up(meter: AllocatorMeter) -> None:
     meter.settle()
 
 
-def backend_of(x: Any, weight: Any, params: Row) -> str:
-    """The implementation that torch selects, which tells whether cuDNN is called."""
-    zeros = [0] * len(params["size"])
+def backend_of(*arguments: Any) -> str:
+    """The implementation that torch selects for a convolution, which tells whether cuDNN is called."""
     try:
-        chosen = torch._C._select_conv_backend(
-            x,
-            weight,
-            None,
-            params["stride"],
-            params["padding"],
-            params["dilation"],
-            params["transposed"],
-            zeros,
-            params["groups"],
-        )
+        chosen = torch._C._select_conv_backend(*arguments)
     except (TypeError, RuntimeError, AttributeError):
         return "unknown"
     return str(chosen).rsplit(".", 1)[-1]
@@ -165,13 +140,9 @@ def convolution(params: Row, meter: AllocatorMeter) -> list[Row]:
     weight = torch.empty([*shape, *params["kernel"]], **where)
     zeros = [0] * rank
     rest = (params["stride"], params["padding"], params["dilation"], params["transposed"], zeros, groups)
-    forward = meter.read(lambda: torch.ops.aten.convolution(x, weight, None, *rest))
-    grad = forward.result
-    rows = [forward.row("forward")]
+    grad, row = meter.read("forward", lambda: torch.ops.aten.convolution(x, weight, None, *rest))
+    rows = [row]
     for direction, mask in (("dgrad", [True, False, False]), ("wgrad", [False, True, False])):
-        reading = meter.read(
-            lambda mask=mask: torch.ops.aten.convolution_backward(grad, x, weight, None, *rest, mask)  # type: ignore[misc]
-        )
-        rows.append(reading.row(direction))
-    extra = {"backend": backend_of(x, weight, params)}
-    return [{**row, **extra} for row in rows]
+        call = functools.partial(torch.ops.aten.convolution_backward, grad, x, weight, None, *rest, mask)
+        rows.append(meter.read(direction, call)[1])
+    return [{**row, "backend": backend_of(x, weight, None, *rest)} for row in rows]

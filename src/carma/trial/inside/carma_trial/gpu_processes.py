@@ -114,11 +114,15 @@ def _path():
 
 def _put(ended_s):
     body = {"pid": os.getpid(), "parent": os.getppid(), "began_s": _begun["at_s"], "used": _begun["noted"]}
-    body["ended_s"] = ended_s
-    unfinished = f"{_path()}.part"
     try:
-        with open(unfinished, "w", encoding="utf-8") as file:
-            json.dump(body, file)
-        os.replace(unfinished, _path())
-    except OSError:  # a full disk; the report itself will tell
+        write_file(_path(), json.dumps({**body, "ended_s": ended_s}).encode())
+    except OSError:  # a full disk; writing the report fails, too
         pass
+
+
+def write_file(path, data):
+    """A reader sees all of it or nothing."""
+    unfinished = f"{path}.{os.getpid()}.part"
+    with open(unfinished, "wb") as file:
+        file.write(data)
+    os.replace(unfinished, path)

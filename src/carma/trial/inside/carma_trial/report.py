@@ -99,7 +99,7 @@ def note_steps(count):
     if facts.get("rank", 0) or (count == 0 and os.path.exists(path)):
         return
     try:
-        _put(path, str(count).encode())
+        gpu_processes.write_file(path, str(count).encode())
     except OSError:  # it is only a note
         pass
 
@@ -146,8 +146,8 @@ def _write(stop, reason, cause):
         "flags": sorted(flags),
         **facts,
     }
-    _put(os.path.join(folder, "events.bin"), events)
-    _put(path, json.dumps(body).encode())
+    gpu_processes.write_file(os.path.join(folder, "events.bin"), events)
+    gpu_processes.write_file(path, json.dumps(body).encode())
 
 
 def only_starts_others():
@@ -166,13 +166,6 @@ def _worth_of(path):
     except OSError:
         return -1
     return _worth(*found.groups()) if found else -1
-
-
-def _put(path, data):
-    unfinished = f"{path}.{os.getpid()}.part"
-    with open(unfinished, "wb") as file:
-        file.write(data)
-    os.replace(unfinished, path)
 
 
 def _events():
