@@ -11,7 +11,7 @@ import pytest
 from test_collect_program import Place
 
 from gpumemnet.dataset import clean
-from gpumemnet.dataset.clean import Cleaning, Measured, read_digests, read_measured
+from gpumemnet.dataset.clean import Cleaning, MeasuredRow, read_digests, read_measured
 from gpumemnet.dataset.collect import Options, collect
 from gpumemnet.dataset.config import encode
 from gpumemnet.dataset.inside.rows import digest
@@ -44,7 +44,7 @@ def test_a_run_of_another_config_does_not_contradict(tmp_path: Path) -> None:
     """Without digests both would go."""
     a = config("a")
     lines = write_rows(tmp_path / "r.jsonl", row("a", 100, of="other"), row("a", 900, of=digest(encode(a))))
-    rows = [one for one in read_measured(lines) if isinstance(one, Measured)]
+    rows = [one for one in read_measured(lines) if isinstance(one, MeasuredRow)]
     kept = Cleaning().clean(rows, {"a": a}, {"a": digest(encode(a))})
     assert kept["a"].of == digest(encode(a))
     assert not Cleaning().clean(rows, {"a": a})

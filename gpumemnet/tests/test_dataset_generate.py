@@ -15,7 +15,7 @@ from gpumemnet import FAMILIES, Family
 from gpumemnet.cli.dataset import OTHERS, command
 from gpumemnet.dataset.config import Config, encode, ops_of, read_configs
 from gpumemnet.dataset.generate import generate
-from gpumemnet.dataset.program_steps import Guess
+from gpumemnet.dataset.program_memory import RoughEstimate
 from gpumemnet.dataset.ranges import INPLACE, Ranges, load_ranges
 
 COUNT = 120
@@ -59,11 +59,11 @@ def test_every_run_keeps_to_the_ranges(family: Family, drawn: dict[Family, list[
     section = getattr(ranges, family)
     low, high = section.batch
     for config in drawn[family]:
-        guess = Guess(config, ranges.common)
+        guess = RoughEstimate(config, ranges.common)
         assert low <= config.batch <= high
         assert config.guess_mib == guess.mib(config.batch) <= section.footprint.high_mib[1]
         assert guess.step_s(config.batch) <= ranges.common.step_s * 1.001
-        assert guess.walk.largest * config.batch <= ranges.common.tensor_elements
+        assert guess.sums.largest * config.batch <= ranges.common.tensor_elements
 
 
 @pytest.mark.parametrize("family", FAMILIES)

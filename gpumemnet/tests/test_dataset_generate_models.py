@@ -15,7 +15,7 @@ from gpumemnet import FAMILIES, Family
 from gpumemnet.dataset.config import Config, encode
 from gpumemnet.dataset.generate import generate
 from gpumemnet.dataset.program import Ops, act, branches, op
-from gpumemnet.dataset.program_steps import Guess
+from gpumemnet.dataset.program_memory import RoughEstimate
 from gpumemnet.dataset.ranges import Ranges, load_ranges
 from gpumemnet_fixtures.torch_programs import run_in_torch
 
@@ -128,7 +128,9 @@ def test_every_model_can_be_built_and_the_guess_counts_its_weights(family: Famil
     configs = list(generate(family, 14, 11, ranges))
     for config, found in zip(configs, run(BUILD, configs), strict=True):
         assert found["out"] == expected(config), config.id
-        assert Guess(config, ranges.common).walk.weights == pytest.approx(found["weights"], rel=0.01, abs=64), config.id
+        assert RoughEstimate(config, ranges.common).sums.weights == pytest.approx(found["weights"], rel=0.01, abs=64), (
+            config.id
+        )
 
 
 def test_the_guess_knows_what_the_backward_pass_keeps() -> None:
@@ -136,8 +138,8 @@ def test_the_guess_knows_what_the_backward_pass_keeps() -> None:
     common = load_ranges().common
     configs = [small_image(name, part) for name, part in PARTS.items()]
     for config, found in zip(configs, run(BUILD, configs), strict=True):
-        walk = Guess(config, common).walk
-        assert walk.saved - 12 * walk.end.elements == pytest.approx(found["kept"], rel=0.03), config.id
+        sums = RoughEstimate(config, common).sums
+        assert sums.saved - 12 * sums.end.elements == pytest.approx(found["kept"], rel=0.03), config.id
 
 
 def small_image(name: str, part: Ops) -> Config:

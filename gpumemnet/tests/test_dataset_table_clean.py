@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from carma.errors import Refused, Usage
 from gpumemnet.cli.pack import command
 from gpumemnet.dataset import clean, layer_lists
-from gpumemnet.dataset.clean import Cleaning, Measured, read_measured
+from gpumemnet.dataset.clean import Cleaning, MeasuredRow, read_measured
 from gpumemnet.dataset.config import Config
 from gpumemnet.dataset.pack import untie
 from gpumemnet.dataset.table import read
@@ -27,7 +27,7 @@ def _cleaned(
     tmp_path: Path, *rows: dict[str, Any], configs: tuple[Config, ...] = ()
 ) -> tuple[dict[str, Any], Cleaning]:
     known = {one.id: one for one in configs or (config("a"), config("b", batch=8))}
-    read_rows = [one for one in read_measured(write_rows(tmp_path / "r.jsonl", *rows)) if isinstance(one, Measured)]
+    read_rows = [one for one in read_measured(write_rows(tmp_path / "r.jsonl", *rows)) if isinstance(one, MeasuredRow)]
     cleaning = Cleaning()
     return cleaning.clean(read_rows, known), cleaning
 

@@ -36,7 +36,7 @@ CHANGED = "another config had its id when it was measured"
 NO_LAYERS = "its layers could not be listed"
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row of `carma dataset collect`, in bytes; other fields are ignored."""
 
     id: str
@@ -68,7 +68,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         return {**figures, **plain, **{name: getattr(self, name) for name in _ACTIVITY}}
 
 
-class Report(Record, frozen=True, kw_only=True):
+class CleaningReport(Record, frozen=True, kw_only=True):
     rows: int  # measured
     kept: int
     oom: int  # of those kept
@@ -84,17 +84,17 @@ class Cleaning:
         self.dropped.setdefault(why, []).append(id)
 
     def clean(
-        self, rows: Iterable[Measured], configs: Mapping[str, Config], digests: Mapping[str, str] | None = None
-    ) -> dict[str, Measured]:
+        self, rows: Iterable[MeasuredRow], configs: Mapping[str, Config], digests: Mapping[str, str] | None = None
+    ) -> dict[str, MeasuredRow]:
         """One row for each id, in the order of the configs. `digests`: of the configs' lines, by id."""
-        good: dict[str, list[Measured]] = {}
+        good: dict[str, list[MeasuredRow]] = {}
         for row in rows:
             is_changed = row.of is not None and digests is not None and row.of != digests.get(row.id)
             if (why := unusable(row, row.id in configs, is_changed)) is None:
                 good.setdefault(row.id, []).append(row)
             else:
                 self.drop(why, row.id)
-        merged: dict[str, Measured] = {}
+        merged: dict[str, MeasuredRow] = {}
         met: set[bytes] = set()
         for id, config in configs.items():
             if id not in good:
@@ -109,8 +109,8 @@ class Cleaning:
                 merged[id] = merge(good[id])
         return merged
 
-    def report(self, rows: int, kept: Sequence[Measured]) -> Report:
-        return Report(
+    def report(self, rows: int, kept: Sequence[MeasuredRow]) -> CleaningReport:
+        return CleaningReport(
             rows=rows,
             kept=len(kept),
             oom=sum(row.oom for row in kept),
@@ -119,7 +119,7 @@ class Cleaning:
         )
 
 
-def unusable(row: Measured, is_known: bool, is_changed: bool) -> str | None:
+def unusable(row: MeasuredRow, is_known: bool, is_changed: bool) -> str | None:
     if not is_known:
         return UNKNOWN
     if is_changed:
@@ -138,14 +138,14 @@ def unusable(row: Measured, is_known: bool, is_changed: bool) -> str | None:
     return SHORT if not row.oom and stepped < LEAST_STEPS else None
 
 
-def contradict(rows: Sequence[Measured]) -> bool:
+def contradict(rows: Sequence[MeasuredRow]) -> bool:
     if len({row.oom for row in rows}) > 1:
         return True
     figures = [_mib(row.footprint) or 0.0 for row in rows]
     return not rows[0].oom and max(figures) - min(figures) > max(APART_MIB, APART_SHARE * max(figures))
 
 
-def merge(rows: Sequence[Measured]) -> Measured:
+def merge(rows: Sequence[MeasuredRow]) -> MeasuredRow:
     """Memory of the first run, and activity of the last run that has it."""
     busy = next((row for row in reversed(rows) if row.step_ms is not None), None)
     if busy is None:
@@ -153,7 +153,7 @@ def merge(rows: Sequence[Measured]) -> Measured:
     return msgspec.structs.replace(rows[0], **{name: getattr(busy, name) for name in _ACTIVITY})
 
 
-def read_measured(path: Path) -> Iterator[Measured | dict[str, Any]]:
+def read_measured(path: Path) -> Iterator[MeasuredRow | dict[str, Any]]:
     """Rows, and heads, which are lines without an id. An incomplete last line is ignored."""
     try:
         text = path.read_bytes()
@@ -162,7 +162,7 @@ def read_measured(path: Path) -> Iterator[Measured | dict[str, Any]]:
     for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
         try:
             said = json.loads(line)  # accepts NaN, which is not JSON: such a row is counted, not an error
-            yield msgspec.convert(said, Measured) if "id" in said else said
+            yield msgspec.convert(said, MeasuredRow) if "id" in said else said
         except (ValueError, TypeError) as error:
             raise Usage(f"{path}, line {number}: {error}", "`carma dataset collect` makes such lines.") from error
 

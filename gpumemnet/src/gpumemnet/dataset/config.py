@@ -6,7 +6,7 @@ random choices are written out, so that neither the seed nor the generator's ver
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -77,19 +77,11 @@ def encode(config: Config) -> bytes:
     return msgspec.json.encode(config)
 
 
-def ops_of(model: Sequence[Op]) -> Iterator[Op]:
+def ops_of(program: object) -> Iterator[Op]:
     """Every op of a program, also inside other ops; a repeated op once."""
-    for op in model:
-        yield op
-        for bodies in (op.get("body"), *_bodies(op)):
-            if isinstance(bodies, list | tuple):
-                yield from ops_of(bodies)
-
-
-def _bodies(op: Op) -> Iterator[object]:
-    for name in ("bodies", "encoder", "decoder"):
-        value = op.get(name)
-        if name == "bodies" and isinstance(value, list | tuple):
-            yield from value
-        else:
-            yield value
+    if isinstance(program, Mapping):
+        yield program
+        program = tuple(program.values())
+    if isinstance(program, list | tuple):
+        for part in program:
+            yield from ops_of(part)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from gpumemnet.dataset import cnn_parts as parts
-from gpumemnet.dataset.cnn_parts import Style
-from gpumemnet.dataset.program import Dice, Drawn, Ops, act, branches, dropout, op
+from gpumemnet.dataset.program import Dice, Drawn, Ops, act, branches, dropout, op, probability
 from gpumemnet.dataset.ranges import Cnn
 
 # Convolutions in one block of each shape, to reach the wanted number of them.
@@ -15,7 +14,7 @@ BODIES = ("hourglass", "unet")
 
 
 def draw_cnn(dice: Dice, ranges: Cnn, shape: str) -> Drawn:
-    style = Style(dice, ranges)
+    style = _Style(dice, ranges)
     image = _image(dice, ranges)
     if shape == "convnext":
         style.activation, style.norm = dice.word({"gelu": 4, "silu": 1, "relu": 1}), "group"
@@ -56,7 +55,7 @@ def _image(dice: Dice, ranges: Cnn) -> tuple[int, ...]:
     return (channels, *sides) if dice.chance(ranges.oblong) else (channels, sides[0], sides[0])
 
 
-def _stem(dice: Dice, ranges: Cnn, style: Style, image: tuple[int, ...]) -> tuple[Ops, int]:
+def _stem(dice: Dice, ranges: Cnn, style: _Style, image: tuple[int, ...]) -> tuple[Ops, int]:
     """The stem, and the factor by which it shrinks the image. Small images keep their size."""
     width, k, s = dice.log(ranges.widths), dice.word(ranges.stem_kernels), dice.word(ranges.stem_strides)
     pool = dice.chance(ranges.stem_pool)
@@ -68,7 +67,7 @@ def _stem(dice: Dice, ranges: Cnn, style: Style, image: tuple[int, ...]) -> tupl
     return made, s * (2 if pool else 1)
 
 
-def _stages(dice: Dice, ranges: Cnn, style: Style, shape: str, count: int, halvings: float) -> tuple[Ops, int]:
+def _stages(dice: Dice, ranges: Cnn, style: _Style, shape: str, count: int, halvings: float) -> tuple[Ops, int]:
     """The stages, and how often they halve the image."""
     stages = max(1, min(dice.whole(ranges.stages), int(halvings)))
     blocks = max(1, round((count - 1) / IN_BLOCK.get(shape, 1))) if count > 1 else 0
@@ -91,7 +90,7 @@ def _stages(dice: Dice, ranges: Cnn, style: Style, shape: str, count: int, halvi
     return made, halved
 
 
-def _stage(style: Style, shape: str, widths: tuple[int, int], shrinks: bool, times: int, growth: int) -> Ops:
+def _stage(style: _Style, shape: str, widths: tuple[int, int], shrinks: bool, times: int, growth: int) -> Ops:
     width, out = widths
     s = 2 if shrinks else 1
     match shape:
@@ -101,25 +100,25 @@ def _stage(style: Style, shape: str, widths: tuple[int, int], shrinks: bool, tim
             return lead + _repeated(later, times - 1)
         case "dense":
             lead = [*style.unit(out, 1), op("pool", f="avg", k=2)] if shrinks else []
-            return lead + _repeated(parts.dense(style, growth), times)
+            return lead + _repeated(_dense(style, growth), times)
         case "inception":
-            return (parts.halved(style, out) if shrinks else []) + _repeated(parts.inception(style, out), times)
+            return (_halved(style, out) if shrinks else []) + _repeated(_inception(style, out), times)
         case "convnext":
             lead = [*style.normed(), op("conv", out=out, k=2, s=2, p=0)] if shrinks else [style.conv(out, 1)]
-            return lead + _repeated(parts.convnext(style, out), times)
+            return lead + _repeated(_convnext(style, out), times)
     unit = style.unit(out, style.kernel)
     if shrinks and style.shrink == "stride":
         return style.unit(out, max(3, style.kernel), 2) + _repeated(unit, times - 1)
-    return (parts.halved(style, out) if shrinks else []) + _repeated(unit, times)
+    return (_halved(style, out) if shrinks else []) + _repeated(unit, times)
 
 
-def _block(style: Style, shape: str, width: int, out: int, s: int) -> Ops:
+def _block(style: _Style, shape: str, width: int, out: int, s: int) -> Ops:
     match shape:
         case "residual":
-            return parts.residual(style, width, out, s)
+            return _residual(style, width, out, s)
         case "inverted":
-            return parts.inverted(style, max(1, width), out, s)
-    return parts.bottleneck(style, width, out, s, style.groups if shape == "grouped" else 1)
+            return _inverted(style, max(1, width), out, s)
+    return _bottleneck(style, width, out, s, style.groups if shape == "grouped" else 1)
 
 
 def _repeated(body: Ops, times: int) -> Ops:
@@ -144,7 +143,7 @@ def _widths(dice: Dice, shape: str, stages: int, width: int, cap: int) -> list[i
     return [min(cap, max(8, round(each))) for each in made]
 
 
-def _there_and_back(dice: Dice, ranges: Cnn, style: Style, shape: str, count: int) -> tuple[Ops, int]:
+def _there_and_back(dice: Dice, ranges: Cnn, style: _Style, shape: str, count: int) -> tuple[Ops, int]:
     """Down to a small image and up again; in a U-Net the way up also gets the outputs of the way down."""
     levels = dice.whole((1, ranges.stages[1] - 1))
     each = max(1, min(6, round(count / (2 * levels + 1))))
@@ -157,14 +156,14 @@ def _there_and_back(dice: Dice, ranges: Cnn, style: Style, shape: str, count: in
         units = [op("block", body=style.unit(out, 3), times=each)]
         if number == levels:
             return units
-        below = [*parts.halved(style, out), *level(number + 1), *parts.doubled(style, out, learned)]
+        below = [*_halved(style, out), *level(number + 1), *_doubled(style, out, learned)]
         meet = [branches("cat", [], below)] if shape == "unet" else below
         return [*units, *meet, op("block", body=style.unit(out, 3), times=each)]
 
     return level(0), 2**levels
 
 
-def _head(dice: Dice, ranges: Cnn, style: Style, head: str, outputs: int, scale: int) -> Ops:
+def _head(dice: Dice, ranges: Cnn, style: _Style, head: str, outputs: int, scale: int) -> Ops:
     match head:
         case "pixels":
             up = [op("upsample", scale=scale)] if scale > 1 else []
@@ -178,3 +177,125 @@ def _head(dice: Dice, ranges: Cnn, style: Style, head: str, outputs: int, scale:
                 made += [op("linear", out=width), act(style.activation, style.inplace), *dropout(style.dropout)]
             return [*made, op("linear", out=outputs)]
     return [op("pool", f="avg", k=0), op("flatten"), *dropout(style.dropout), op("linear", out=outputs)]
+
+
+class _Style:
+    """Settings that all parts of one model share."""
+
+    def __init__(self, dice: Dice, ranges: Cnn) -> None:
+        self.norm = dice.word(ranges.norms)
+        self.group_count = dice.word(ranges.group_counts)
+        self.activation = dice.word(ranges.activations)
+        self.inplace = dice.chance(ranges.inplace)
+        self.functional = dice.chance(ranges.functional)
+        self.kernel = dice.word(ranges.kernels)
+        self.shrink = dice.word(ranges.shrinks)
+        self.bias = self.norm == "none" or dice.chance(ranges.conv_bias)
+        self.excite = dice.chance(ranges.excite)
+        self.expansion = dice.word(ranges.expansions)
+        self.groups = dice.word(ranges.groups)
+        self.dropout = probability(dice, ranges.dropout, ranges.dropouts)
+        self.rows = dice.chance(ranges.rows)
+
+    def conv(self, out: int, k: int, s: int = 1, groups: int = 1) -> dict[str, Any]:
+        made = op("conv", out=out, k=k)
+        if s != 1:
+            made["s"] = s
+        if groups != 1:
+            made["groups"] = groups
+        if not self.bias:
+            made["bias"] = False
+        return made
+
+    def normed(self) -> Ops:
+        match self.norm:
+            case "none":
+                return []
+            case "group":
+                return [op("norm", f="group", groups=self.group_count)]
+        return [op("norm", f=self.norm)]
+
+    def acted(self, fresh: bool = True) -> Ops:
+        """`fresh`: no other layer needs the input, so it may be overwritten."""
+        return [act(self.activation, self.inplace and fresh, self.functional)]
+
+    def unit(self, out: int, k: int, s: int = 1, groups: int = 1) -> Ops:
+        return [self.conv(out, k, s, groups), *self.normed(), *self.acted()]
+
+    def linear_unit(self, out: int, k: int, s: int = 1, groups: int = 1) -> Ops:
+        return [self.conv(out, k, s, groups), *self.normed()]
+
+    def past(self, width: int, out: int, s: int) -> Ops:
+        """The shortcut of a residual block: nothing, or layers that make the sizes equal."""
+        return [] if width == out and s == 1 else self.linear_unit(out, 1, s)
+
+    def excited(self, width: int) -> Ops:
+        if not self.excite:
+            return []
+        narrow = max(4, width // 16)
+        gate = [op("pool", f="avg", k=0), op("conv", out=narrow, k=1), act(self.activation, self.inplace)]
+        return [branches("mul", [], [*gate, op("conv", out=width, k=1), act("sigmoid")])]
+
+
+def _residual(style: _Style, width: int, out: int, s: int) -> Ops:
+    body = [*style.unit(out, style.kernel, s), *style.linear_unit(out, style.kernel), *style.excited(out)]
+    return [branches("add", body, style.past(width, out, s)), *style.acted()]
+
+
+def _bottleneck(style: _Style, width: int, out: int, s: int, groups: int = 1) -> Ops:
+    inner = max(4, out // (2 if groups > 1 else 4))
+    inner += -inner % groups
+    k = max(3, style.kernel)
+    body = [*style.unit(inner, 1), *style.unit(inner, k, s, groups), *style.linear_unit(out, 1), *style.excited(out)]
+    return [branches("add", body, style.past(width, out, s)), *style.acted()]
+
+
+def _inverted(style: _Style, width: int, out: int, s: int) -> Ops:
+    inner = width * style.expansion
+    body = style.unit(inner, 1) if style.expansion > 1 else []
+    body += [*style.unit(inner, max(3, style.kernel), s, inner), *style.excited(inner), *style.linear_unit(out, 1)]
+    return [branches("add", [], body)] if width == out and s == 1 else body
+
+
+def _dense(style: _Style, growth: int) -> Ops:
+    body = [*style.normed(), *style.acted(fresh=style.norm != "none"), style.conv(4 * growth, 1)]
+    return [branches("cat", [], [*body, *style.normed(), *style.acted(), style.conv(growth, 3)])]
+
+
+def _inception(style: _Style, out: int) -> Ops:
+    quarter = max(4, out // 4)
+    half = max(4, quarter // 2)
+    return [
+        branches(
+            "cat",
+            style.unit(quarter, 1),
+            [*style.unit(half, 1), *style.unit(quarter, 3)],
+            [*style.unit(half, 1), *style.unit(quarter, 5)],
+            [op("pool", f="max", k=3, s=1, p=1), *style.unit(quarter, 1)],
+        )
+    ]
+
+
+def _convnext(style: _Style, width: int) -> Ops:
+    """The activation stands between the wide convolutions, the norm after the depthwise one. With channels last the
+    wide convolutions are linear layers."""
+    many = width * max(2, style.expansion)
+    if style.rows:
+        layers = [op("norm", f="layer"), op("linear", out=many), *style.acted(), op("linear", out=width)]
+        return [branches("add", [], [op("conv", k=7, groups=0), op("rows"), *layers, op("image")])]
+    wide = op("conv", out=many, k=1)
+    inner = [op("conv", k=7, groups=0), *style.normed(), wide, *style.acted(), op("conv", out=width, k=1)]
+    return [branches("add", [], inner)]
+
+
+def _halved(style: _Style, width: int) -> Ops:
+    """A layer that halves the image."""
+    if style.shrink == "stride":
+        return style.unit(width, 3, 2)
+    return [op("pool", f=style.shrink, k=2)]
+
+
+def _doubled(style: _Style, width: int, learned: bool) -> Ops:
+    if learned:
+        return [op("deconv", out=width, k=2, s=2)]
+    return [op("upsample", scale=2), *style.unit(width, 3)]

@@ -20,8 +20,7 @@ from gpumemnet.dataset.draw_cnn import draw_cnn
 from gpumemnet.dataset.draw_mlp import draw_mlp
 from gpumemnet.dataset.draw_transformer import draw_transformer
 from gpumemnet.dataset.program import Dice, Drawn
-from gpumemnet.dataset.program_memory import Unfit
-from gpumemnet.dataset.program_steps import Guess
+from gpumemnet.dataset.program_memory import RoughEstimate, Unfit
 from gpumemnet.dataset.ranges import Cnn, Footprint, Mlp, Ranges, Transformer
 
 NEAR = 0.5  # distance, in doublings, up to which a model is taken at once
@@ -29,7 +28,10 @@ PATIENCE = 40  # factor of `tries` until at least one model can be trained at al
 REACHED = 0.5  # in doublings: the error of a batch that is rounded to a power of two
 
 
-class _Found(NamedTuple):
+Section = Mlp | Cnn | Transformer
+
+
+class _Candidate(NamedTuple):
     distance: float
     config: Config
 
@@ -71,7 +73,7 @@ def _one(family: Family, seed: int, number: int, ranges: Ranges) -> Aimed:
         "optimizer": dice.word(ranges.common.optimizers),
         "precision": dice.word(ranges.common.precisions),
     }
-    best: _Found | None = None
+    best: _Candidate | None = None
     for tried in range(ranges.common.tries * PATIENCE):
         if best is not None and (tried >= ranges.common.tries or best.distance < NEAR):
             break
@@ -83,11 +85,9 @@ def _one(family: Family, seed: int, number: int, ranges: Ranges) -> Aimed:
     return Aimed(best.config, wanted_mib)
 
 
-def _section(family: Family, ranges: Ranges) -> Mlp | Cnn | Transformer:
-    sections: dict[Family, Mlp | Cnn | Transformer] = {
-        "mlp": ranges.mlp, "cnn": ranges.cnn, "transformer": ranges.transformer,
-    }  # fmt: skip
-    return sections[family]
+def _section(family: Family, ranges: Ranges) -> Section:
+    section: Section = getattr(ranges, family)
+    return section
 
 
 def wanted_footprint(dice: Dice, footprint: Footprint) -> float:
@@ -102,7 +102,7 @@ def wanted_footprint(dice: Dice, footprint: Footprint) -> float:
     return dice.uniform(footprint.span_mib)
 
 
-def _drawn(dice: Dice, section: Mlp | Cnn | Transformer, shape: str) -> Drawn:
+def _drawn(dice: Dice, section: Section, shape: str) -> Drawn:
     match section:
         case Mlp():
             return draw_mlp(dice, section, shape)
@@ -117,26 +117,26 @@ def _config(drawn: Drawn, settings: dict[str, str]) -> Config:
     return msgspec.convert(tree, Config)
 
 
-def _fitted(dice: Dice, ranges: Ranges, config: Config, wanted_mib: float, wanted_batch: int) -> _Found | None:
+def _fitted(dice: Dice, ranges: Ranges, config: Config, wanted_mib: float, wanted_batch: int) -> _Candidate | None:
     """With the batch that reaches the footprint, within the limits; None if it cannot be trained."""
     of_family = _section(config.family, ranges)
     low, high = of_family.batch
     try:
-        guess = Guess(config, ranges.common)
+        estimate = RoughEstimate(config, ranges.common)
     except Unfit:
         return None
-    least = max(low, 2) if guess.walk.lonely else low
-    most = min(high, guess.most())
+    least = max(low, 2) if estimate.sums.needs_two_samples else low
+    most = min(high, estimate.most())
     if most < least:
         return None
     found = []
-    for batch in (guess.batch_for(wanted_mib), wanted_batch):  # weights alone may need the footprint
+    for batch in (estimate.batch_for(wanted_mib), wanted_batch):  # weights alone may need the footprint
         written = min(most, max(least, _written(dice, ranges, min(most, max(least, batch)))))
-        mib = guess.mib(written)
+        mib = estimate.mib(written)
         distance = 4 * abs(math.log2(mib / wanted_mib)) + abs(math.log2(written / wanted_batch)) / 2
-        distance += guess.step_s(written) / 2  # prefers the faster of two equal ones
+        distance += estimate.step_s(written) / 2  # prefers the faster of two equal ones
         if mib <= of_family.footprint.high_mib[1]:
-            found.append(_Found(distance, msgspec.structs.replace(config, batch=written, guess_mib=mib)))
+            found.append(_Candidate(distance, msgspec.structs.replace(config, batch=written, guess_mib=mib)))
     return min(found, key=lambda one: one.distance, default=None)
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from carma.core.model.values import Record
 from carma.errors import Refused, Usage
 from gpumemnet import FAMILIES
-from gpumemnet.dataset.clean import NO_LAYERS, OTHER, Cleaning, Measured, Report, read_digests, read_measured
+from gpumemnet.dataset.clean import NO_LAYERS, OTHER, Cleaning, CleaningReport, MeasuredRow, read_digests, read_measured
 from gpumemnet.dataset.config import Config, encode, read_configs
 from gpumemnet.dataset.layer_lists import Listed, Lister
 from gpumemnet.dataset.schema import ACTIVITY, CONFIG_COLUMNS
@@ -29,7 +30,7 @@ class Packed(Record, frozen=True, kw_only=True):
     files: dict[str, int]  # rows of each
     file_bytes: dict[str, int]
     untied: int  # rows measured with separate weights that their configs had tied; their configs were corrected
-    report: Report
+    report: CleaningReport
 
 
 def pack(configs_file: Path, rows_files: Sequence[Path], out: Path, lister: Lister) -> Packed:
@@ -38,13 +39,13 @@ def pack(configs_file: Path, rows_files: Sequence[Path], out: Path, lister: List
         raise Usage(f"{configs_file} has no configs", "`carma dataset generate` makes some.")
     make_folder(out)
     lines = [line for path in rows_files for line in read_measured(path)]
-    rows = [line for line in lines if isinstance(line, Measured)]
+    rows = [line for line in lines if isinstance(line, MeasuredRow)]
     cleaning = Cleaning()
     kept = cleaning.clean(rows, configs, read_digests(configs_file))
     listed = lister.list(configs[id] for id in kept)
-    untied = _untied(configs, kept, listed, lister)
+    untied = _correct_ties(configs, kept, listed, lister)
     made = [row for id in list(kept) if (row := _row(configs[id], kept, listed.get(id), cleaning)) is not None]
-    heads = [line for line in lines if not isinstance(line, Measured)]
+    heads = [line for line in lines if not isinstance(line, MeasuredRow)]
     files = {
         str(out / f"{family}.parquet"): extend(out / f"{family}.parquet", own, heads)
         for family in FAMILIES
@@ -63,7 +64,7 @@ def extend(path: Path, rows: Sequence[Mapping[str, object]], heads: Sequence[Hea
     old, old_heads = read_rows(path) if path.exists() else ([], [])
     merged: dict[object, Mapping[str, object]] = {row["id"]: row for row in old}
     for row in rows:
-        merged[row["id"]] = _over(merged.get(row["id"]), row)
+        merged[row["id"]] = _with_old_activity(merged.get(row["id"]), row)
     all_heads = {json.dumps(head, sort_keys=True): head for head in (*old_heads, *heads)}
     unchecked = path.with_name(path.name + ".unchecked")
     write(unchecked, list(merged.values()), list(all_heads.values()))
@@ -78,13 +79,15 @@ def extend(path: Path, rows: Sequence[Mapping[str, object]], heads: Sequence[Hea
     return len(merged)
 
 
-def _over(old: Mapping[str, object] | None, new: Mapping[str, object]) -> Mapping[str, object]:
+def _with_old_activity(old: Mapping[str, object] | None, new: Mapping[str, object]) -> Mapping[str, object]:
     if old is None or new["step_ms"] is not None or new["config"] != old["config"]:
         return new
     return {**new, **{column.name: old[column.name] for column in ACTIVITY}}
 
 
-def _untied(configs: dict[str, Config], kept: Mapping[str, Measured], listed: dict[str, Listed], lister: Lister) -> int:
+def _correct_ties(
+    configs: dict[str, Config], kept: Mapping[str, MeasuredRow], listed: dict[str, Listed], lister: Lister
+) -> int:
     """Some collectors separated tied weights of an embedding and the output layer when they moved a model to the GPU.
 
     Such a run is valid for the config without the tie, if that config has exactly as many parameters as were measured.
@@ -107,25 +110,20 @@ def _untied(configs: dict[str, Config], kept: Mapping[str, Measured], listed: di
 
 def untie(config: Config) -> Config:
     """With separate weights of output layers. A tied embedding stays: it is one module that is called twice."""
-    return msgspec.structs.replace(config, model=tuple(_untie(op) for op in config.model))
+    return msgspec.structs.replace(config, model=tuple(map(_untied_part, config.model)))
 
 
-def _untie(value: object) -> dict[str, object]:
-    assert isinstance(value, dict)
-    kept = {name: _deep(field) for name, field in value.items()}
-    if value.get("op") == "linear":
-        kept.pop("tied", None)
-    return kept
-
-
-def _deep(field: object) -> object:
-    if isinstance(field, list | tuple):
-        return [_deep(each) for each in field]
-    return _untie(field) if isinstance(field, dict) else field
+def _untied_part(part: Any) -> Any:
+    if isinstance(part, list | tuple):
+        return [_untied_part(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    is_tied_output = part.get("op") == "linear"
+    return {name: _untied_part(field) for name, field in part.items() if name != "tied" or not is_tied_output}
 
 
 def _row(
-    config: Config, kept: dict[str, Measured], layers: Listed | None, cleaning: Cleaning
+    config: Config, kept: dict[str, MeasuredRow], layers: Listed | None, cleaning: Cleaning
 ) -> dict[str, object] | None:
     measured = kept[config.id]
     if layers is None or layers.error or not layers.layers:

@@ -33,17 +33,12 @@ from gpumemnet.dataset.schema import (
     schema,
 )
 from gpumemnet.directories import write_whole
+from gpumemnet.summaries.training_options import OPTIMIZERS, TYPES
 
 Wholes = NDArray[np.int64]
 Numbers = NDArray[np.float64]
 Head = Mapping[str, object]
 HINT = "`carma dataset pack` writes such files."
-
-_OPTIMIZERS = {
-    "sgd": ("SGD", 0), "momentum": ("SGD", 1), "adam": ("Adam", 2), "adamw": ("AdamW", 2), "rmsprop": ("RMSprop", 1),
-    "adagrad": ("Adagrad", 1),
-}  # fmt: skip
-_AUTOCAST = {"bf16-amp": "bfloat16", "fp16-amp": "float16"}
 
 
 @dataclass(frozen=True)
@@ -103,15 +98,16 @@ class Table:
     def described(self, row: int) -> Described:
         """As a trial run would describe it."""
         config = self.configs[row]
-        optimizer, slots = _OPTIMIZERS[config.optimizer]
+        optimizer, slots = OPTIMIZERS[config.optimizer]
+        dtype, autocast = TYPES[config.precision]
         attention = next((op for op in ops_of(config.model) if op["op"] == "attention"), None)
         return Described(
             layers=tuple(self.layers_of(row)),
             batch=config.batch,
             parameters=int(self.columns["parameters"][row]),
             input=(config.batch, *config.input),
-            dtype="bfloat16" if config.precision == "bf16" else "float32",
-            autocast=_AUTOCAST.get(config.precision, ""),
+            dtype=dtype,
+            autocast=autocast,
             optimizer=optimizer,
             optimizer_slots=slots,
             checkpointing=config.checkpointing,
@@ -176,9 +172,7 @@ def _is_coded(name: str, kind: str) -> bool:
 
 
 def _leaf(name: str, kind: str) -> str:
-    return (
-        f"{name}.list.element.list.element" if kind == "shapes" else f"{name}.list.element" if kind == "words" else name
-    )
+    return name + {"shapes": ".list.element.list.element", "words": ".list.element"}.get(kind, "")
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[Head]]:

@@ -27,7 +27,7 @@ _FEW = 0.01  # of the parameters: fewer frozen ones are not worth a remark
 _ATTENDS = re.compile(r"attn|attention", re.IGNORECASE)
 _OF_ROWS = re.compile(r"\w*Linear|Conv1D|Dense|EinsumDense|MatMul|Gemm")
 # Types of the parameters and of autocast. TF32 is a way to multiply: its numbers are stored as fp32.
-_TYPES: dict[Precision, tuple[str, str]] = {
+TYPES: dict[Precision, tuple[str, str]] = {
     "fp32": ("float32", ""),
     "tf32": ("float32", ""),
     "bf16-amp": ("float32", "bfloat16"),
@@ -44,7 +44,7 @@ def completed(read: ReadSummary, told: TrainingOptions) -> ReadSummary:
         described = replace(described, optimizer=name, optimizer_slots=slots)
         if told.optimizer is None:
             remarks.append("no summary tells the optimizer: taken to be Adam (--optimizer names another)")
-    dtype, autocast = _TYPES[told.precision] if told.precision else (described.dtype, "")
+    dtype, autocast = TYPES[told.precision] if told.precision else (described.dtype, "")
     trained = replace(
         described,
         dtype=dtype,
