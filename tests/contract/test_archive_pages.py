@@ -13,7 +13,7 @@ from carma.core.model.outcome import Failed, Outcome, Succeeded
 from carma.core.model.status import Finished, Queued
 from carma.core.model.task import Task
 from carma.core.model.values import ArrayPlace, Owner, TaskId, TaskSpec
-from carma.core.ports import Checkpoint, End
+from carma.core.ports import Checkpoint, End, HistoryQuery
 from carma.store.memory import MemoryStore
 from carma.store.sqlite import SqliteStore
 
@@ -44,7 +44,7 @@ def archive(store: AnyStore, *tasks: Task) -> None:
 
 
 def ids(store: AnyStore, **wanted: object) -> list[int]:
-    return [task.id for task in store.page(**wanted).tasks]  # type: ignore[arg-type]
+    return [task.id for task in store.page(HistoryQuery(**wanted)).tasks]  # type: ignore[arg-type]
 
 
 def end_of(task: Task) -> End:
@@ -58,7 +58,7 @@ def test_pages_follow_one_another_without_a_gap_or_a_repetition(store: AnyStore)
     before: End | None = None
     sizes: list[int] = []
     while True:
-        page = store.page(before=before, limit=4)
+        page = store.page(HistoryQuery(before=before, limit=4))
         found += [task.id for task in page.tasks]
         sizes.append(len(page.tasks))
         archive(store, finished(100 + len(sizes), at=1e6))  # what ends meanwhile is on no later page
@@ -71,7 +71,7 @@ def test_pages_follow_one_another_without_a_gap_or_a_repetition(store: AnyStore)
 
 def test_a_page_that_holds_all_has_no_more(store: AnyStore) -> None:
     archive(store, finished(1, 1.0), finished(2, 2.0))
-    assert [store.page(limit=limit).more for limit in (1, 2, 3)] == [True, False, False]
+    assert [store.page(HistoryQuery(limit=limit)).more for limit in (1, 2, 3)] == [True, False, False]
 
 
 def test_tasks_are_chosen_by_owner_end_and_outcome_together(store: AnyStore) -> None:
@@ -89,7 +89,7 @@ def test_tasks_are_chosen_by_owner_end_and_outcome_together(store: AnyStore) -> 
     assert ids(store, kinds=[]) == ids(store, kinds=["lost"]) == []
     assert ids(store, kinds=["failed"], uid=1001, since=15.0, before=(40.0, TaskId(4))) == [2]
     assert ids(store, before=(40.0, TaskId(5))) == [4, 3, 2, 1]
-    assert store.page(kinds=["failed"], uid=1001, limit=1).more
+    assert store.page(HistoryQuery(kinds=["failed"], uid=1001, limit=1)).more
 
 
 def test_lists_leave_out_environments_and_a_single_task_is_complete(store: AnyStore) -> None:

@@ -52,14 +52,14 @@ def test_near_runs_differ_in_numbers_only(store: AnyStore) -> None:
     for run in (*near, *others):
         store.remember(run)
     command = ("python", "train.py", "--batch", "128")
-    found = store.near_runs(uid=1001, command=command, directory="/home/alice")
+    found = store.past_runs(uid=1001, command=command, directory="/home/alice", near=True)
     assert list(found) == near[::-1]
-    newest = store.near_runs(uid=1001, command=command, directory="/home/alice", limit=1)
+    newest = store.past_runs(uid=1001, command=command, directory="/home/alice", limit=1, near=True)
     assert list(newest) == near[-1:]
 
 
 def test_a_word_that_looks_like_a_blank_is_found_with_numbers_and_told_apart_by_who_asks(store: AnyStore) -> None:
     store.remember(ran(1, "--batch", "#"))
     command = ("python", "train.py", "--batch", "64")
-    assert len(store.near_runs(uid=1001, command=command, directory="/home/alice")) == 1
+    assert len(store.past_runs(uid=1001, command=command, directory="/home/alice", near=True)) == 1
     assert list(store.past_runs(uid=1001, command=command, directory="/home/alice")) == []

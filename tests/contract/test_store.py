@@ -55,7 +55,7 @@ from carma.core.model.values import (
     TaskId,
     TaskSpec,
 )
-from carma.core.ports import Checkpoint, PastRun
+from carma.core.ports import Checkpoint, HistoryQuery, PastRun
 from carma.errors import StoreError
 from carma.store.archive import RUNS_KEPT
 from carma.store.memory import MemoryStore
@@ -274,10 +274,10 @@ def test_the_archive_gives_finished_tasks_newest_end_first(store: AnyStore, reop
     store.save(Checkpoint(sequence=4, at=30.0, tasks=()), done)
     store = reopen(store)
     assert [task.id for task in store.page().tasks] == [4, 2, 3, 1]
-    assert [task.id for task in store.page(uid=1001).tasks] == [4, 3, 1]
-    assert [task.id for task in store.page(since=20.0).tasks] == [4, 2, 3]
-    assert [task.id for task in store.page(uid=1001, since=20.0, limit=1).tasks] == [4]
-    assert store.page(limit=0) == ([], False)
+    assert [task.id for task in store.page(HistoryQuery(uid=1001)).tasks] == [4, 3, 1]
+    assert [task.id for task in store.page(HistoryQuery(since=20.0)).tasks] == [4, 2, 3]
+    assert [task.id for task in store.page(HistoryQuery(uid=1001, since=20.0, limit=1)).tasks] == [4]
+    assert store.page(HistoryQuery(limit=0)) == ([], False)
     assert store.task(TaskId(2)) == done[1]
     assert store.task(TaskId(5)) is None
 

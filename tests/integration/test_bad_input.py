@@ -367,6 +367,7 @@ def test_a_policy_that_raises_is_a_reason_to_wait_and_not_a_crash(tmp_path: Path
 def test_an_estimator_that_raises_is_a_refusal_with_its_name() -> None:
     class Broken:
         name = "broken"
+        quick = False
 
         def estimate(self, request: EstimateRequest) -> Estimate | NoEstimate:
             raise KeyError(request.task)

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from carma.core.model.events import Durable
 from carma.core.model.outcome import Outcome
+from carma.core.model.status import Finished
 from carma.core.model.task import Task
 from carma.core.model.values import (
     NO_FRAMEWORKS,
@@ -29,6 +30,7 @@ from carma.core.model.values import (
     Record,
     TaskId,
     TaskSpec,
+    tag_of,
 )
 from carma.core.scheduling.fairness import UserUsage
 
@@ -106,8 +108,8 @@ class Launcher(Protocol):
         """The current state of these attempts: one report per key, in order."""
         ...
 
-    def signal(self, key: AttemptKey, signal: int, *, whole_tree: bool = True) -> None:
-        """Send a signal to the attempt's processes. No effect if they are gone."""
+    def signal(self, key: AttemptKey, signal: int) -> None:
+        """Send a signal to the attempt's processes. No effect if they have ended."""
         ...
 
     def request_checkpoint(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
@@ -208,6 +210,31 @@ class Store(Protocol):
 End = tuple[float, TaskId]  # time of the end, and the id: the order of the archive
 
 
+def end_of(task: Task) -> End:
+    assert isinstance(task.status, Finished)
+    return task.status.at, task.id
+
+
+class HistoryQuery(NamedTuple):
+    """Finished tasks that a page may contain: `since` is inclusive, `before` exclusive; None: no condition."""
+
+    uid: int | None = None
+    since: float | None = None
+    kinds: Collection[str] | None = None  # tags of outcomes
+    before: End | None = None
+    limit: int = 100
+
+    def has(self, task: Task) -> bool:
+        """Whether the task is one of them, on this page or a later one."""
+        return (
+            isinstance(task.status, Finished)
+            and (self.uid is None or task.owner.uid == self.uid)
+            and (self.since is None or task.status.at >= self.since)
+            and (self.kinds is None or tag_of(task.status.outcome) in self.kinds)
+            and (self.before is None or end_of(task) < self.before)
+        )
+
+
 class TaskPage(NamedTuple):
     """Finished tasks, newest end first."""
 
@@ -224,20 +251,9 @@ class Archive(Protocol):
         """The archived tasks among these ids, in any order, without their environments."""
         ...
 
-    def page(
-        self,
-        *,
-        uid: int | None = None,
-        since: float | None = None,
-        kinds: Collection[str] | None = None,
-        before: End | None = None,
-        limit: int = 100,
-    ) -> TaskPage:
-        """Archived tasks, newest end first, without their environments.
-
-        `since` is inclusive, `before` exclusive; `kinds` are tags of outcomes. A page with long commands can be shorter
-        than `limit` although more tasks follow.
-        """
+    def page(self, query: HistoryQuery = HistoryQuery()) -> TaskPage:
+        """Archived tasks, newest end first, without their environments. A page with long commands can be shorter than
+        its limit although more tasks follow."""
         ...
 
     def story(self, task: TaskId) -> Sequence[Durable]:
@@ -252,12 +268,11 @@ class Archive(Protocol):
         """The hours that begin within [since, until), oldest first."""
         ...
 
-    def past_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 20) -> Sequence[PastRun]:
-        """Runs of the same command by the same user in the same directory, newest first."""
-        ...
-
-    def near_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 200) -> Sequence[PastRun]:
-        """As `past_runs`, for all commands that differ from this one at most in numbers (model/command_pattern.py)."""
+    def past_runs(
+        self, *, uid: int, command: tuple[str, ...], directory: str, near: bool = False, limit: int = 20
+    ) -> Sequence[PastRun]:
+        """Runs of the same command by the same user in the same directory, newest first. `near`: of all commands that
+        differ from this one at most in numbers (model/command_pattern.py)."""
         ...
 
 
@@ -272,6 +287,12 @@ class EstimateRequest(Record, frozen=True, kw_only=True):
 
 
 class Estimator(Protocol):
-    name: str
+    """`quick`: it always answers at once, and is called without waiting for a turn."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def quick(self) -> bool: ...
 
     def estimate(self, request: EstimateRequest) -> Estimate | NoEstimate: ...

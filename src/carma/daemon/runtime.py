@@ -17,7 +17,7 @@ T = TypeVar("T")
 class SteadyClock:
     """Epoch seconds that never go back, whatever happens to the machine's clock.
 
-    The wall clock is read once, at the start; from there the monotonic clock is followed. On virtual GPUs, `speed` makes
+    The wall clock is read once, at the start; from then on the monotonic clock counts. On virtual GPUs, `speed` makes
     time pass faster.
     """
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from carma import __version__, cgroups
+from carma.cgroups import Cgroups
 from carma.config import Loaded, Settings
 from carma.core.model.settings import Sharing, sampled_every
 from carma.core.model.units import show_count
@@ -37,7 +38,7 @@ from carma.daemon.shell import Shell
 from carma.daemon.startup import home_directory as home
 from carma.errors import BadSettings, CarmaError
 from carma.estimate.combination import make_estimators
-from carma.launch.attempt_cgroups import AttemptCgroups, CgroupLimits, NvmlLimiter
+from carma.launch.attempt_cgroups import AttemptCgroups, CgroupLimits, LimitFailed, NvmlLimiter
 from carma.launch.confinement import GpuConfiner
 from carma.launch.mps import MpsServers
 from carma.launch.process import ProcessLauncher
@@ -231,7 +232,7 @@ def _make_launcher(paths: Paths, loaded: Loaded, source: GpuSource, gpus: Sequen
         run_as_submitter=as_submitter,
         confiner=source.confiner or GpuConfiner(sharing, servers, _cgroup_limits(sharing, gpus, groups)),
         servers=servers,
-        groups=groups if isinstance(groups, AttemptCgroups) else None,
+        groups=groups,
         start_timeout_s=settings.launch.start_timeout_s,
         max_output_mib=settings.launch.max_output_mib,
     )
@@ -268,24 +269,28 @@ def _as_submitter(loaded: Loaded) -> bool:
     return root if wanted == "auto" else wanted == "yes"
 
 
-def _attempt_cgroups(paths: Paths) -> AttemptCgroups | str:
-    """Where each attempt gets a cgroup, or why it gets none. No controller is enabled: with one, systemd could not
-    start the daemon again while tasks run in cgroups below its unit (EBUSY, systemd pull request 41304)."""
+def _attempt_cgroups(paths: Paths) -> AttemptCgroups | None:
+    """Where each attempt gets a cgroup; None if this daemon cannot create any. No controller is enabled: with one,
+    systemd could not start the daemon again while tasks run in cgroups below its unit (EBUSY, systemd pull request
+    41304)."""
     found = cgroups.find(enable=False)
-    return found if isinstance(found, str) else AttemptCgroups(found, paths.log_dir)
+    if isinstance(found, Cgroups):
+        return AttemptCgroups(found, paths.log_dir)
+    log.debug("attempts have no cgroups: %s", found)
+    return None
 
 
-def _cgroup_limits(sharing: Sharing, gpus: Sequence[Gpu], groups: AttemptCgroups | str) -> CgroupLimits | None:
+def _cgroup_limits(sharing: Sharing, gpus: Sequence[Gpu], groups: AttemptCgroups | None) -> CgroupLimits | None:
     """If driver, kernel and administrator provide them. The sampler has opened NVML already."""
-    if not sharing.caps:
+    if not sharing.caps or groups is None:
         return None
     from carma.monitor.nvml import load_nvml
 
-    found = CgroupLimits.find(NvmlLimiter(load_nvml()), gpus, groups)
-    if isinstance(found, str):
-        log.debug("%s", found)
+    try:
+        return CgroupLimits.find(NvmlLimiter(load_nvml()), gpus, groups)
+    except LimitFailed as reason:
+        log.debug("no memory limits for cgroups: %s", reason)
         return None
-    return found
 
 
 # Running.

@@ -25,6 +25,7 @@ from carma.core.model.events import (
     TaskPlaced,
     Transient,
     UseNoted,
+    task_of,
 )
 from carma.core.model.values import TaskId
 from carma.core.propose import propose
@@ -33,7 +34,6 @@ from carma.core.state_checkpoint import checkpoint, forget
 from carma.core.telemetry import usage
 from carma.daemon.daemon_log import ErrorLog, log_event
 from carma.daemon.shell import Change, Shell
-from carma.daemon.views.story import task_of
 from carma.errors import CarmaError, StoreError
 
 log = logging.getLogger("carma.daemon")

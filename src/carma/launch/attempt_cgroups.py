@@ -75,7 +75,7 @@ class AttemptCgroups:
 
 
 class LimitFailed(Exception):
-    """The driver refused to set the limit, or reports another limit than was set."""
+    """There are no limits on this machine, the driver refused to set one, or it reports another one than was set."""
 
 
 class NvmlLimiter:
@@ -126,21 +126,18 @@ class CgroupLimits:
         self._groups = groups
 
     @classmethod
-    def find(cls, limiter: NvmlLimiter, gpus: Sequence[Gpu], groups: AttemptCgroups | str) -> CgroupLimits | str:
-        """The limits, or a sentence that says why there are none. `groups`: the cgroups, or why there are none."""
+    def find(cls, limiter: NvmlLimiter, gpus: Sequence[Gpu], groups: AttemptCgroups) -> CgroupLimits:
+        """Raises LimitFailed with the reason if there are none."""
         if not any(gpu.kind == "card" for gpu in gpus):
-            return "limits for cgroups need a whole card: MIG instances have none"
-        problem = limiter.missing()
-        if problem is None and isinstance(groups, str):
-            problem = groups
-        if problem is not None or isinstance(groups, str):
-            return f"no memory limits for cgroups: {problem}"
+            raise LimitFailed("they need a whole card: MIG instances have none")
+        if (problem := limiter.missing()) is not None:
+            raise LimitFailed(problem)
         if groups.cgroups.version != 2:
-            return "no memory limits for cgroups: they need cgroup version 2"
+            raise LimitFailed("they need cgroup version 2")
         if os.geteuid() != 0:
-            return "no memory limits for cgroups: only root may set them"
-        problem = _enable(groups.cgroups.bases[""])
-        return cls(limiter, groups) if problem is None else f"no memory limits for cgroups: {problem}"
+            raise LimitFailed("only root may set them")
+        _enable(groups.cgroups.bases[""])
+        return cls(limiter, groups)
 
     def guard(self, order: LaunchOrder, cap_mib: int) -> Guard | None:
         """Limits the attempt's cgroup on each of its GPUs; None if that fails."""
@@ -158,18 +155,17 @@ class CgroupLimits:
         return Guard(rung="cgroup", limit_mib=cap_mib, how="the driver's limit on its cgroup")
 
 
-def _enable(base: str) -> str | None:
-    """Enable the dmem controller for the cgroups below, if the kernel has it. Returns why that is not possible."""
+def _enable(base: str) -> None:
+    """Enable the dmem controller for the cgroups below, if the kernel has it. Raises LimitFailed."""
     control = os.path.join(base, "cgroup.subtree_control")
     if "dmem" not in _words(os.path.join(base, "cgroup.controllers")) or "dmem" in _words(control):
-        return None  # without the controller the driver has an account of its own
+        return  # without the controller the driver has an account of its own
     try:
         with open(control, "w") as file:
             file.write("+dmem")
     except OSError as error:
         # EBUSY: a cgroup that contains processes cannot pass controllers down.
-        return f"the kernel's dmem controller cannot be used below {base}: {error.strerror}"
-    return None
+        raise LimitFailed(f"the kernel's dmem controller cannot be used below {base}: {error.strerror}") from error
 
 
 def _words(path: str) -> list[str]:

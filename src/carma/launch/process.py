@@ -292,7 +292,7 @@ class ProcessLauncher:
 
     # Signals and process trees.
 
-    def signal(self, key: AttemptKey, signal: int, *, whole_tree: bool = True) -> None:
+    def signal(self, key: AttemptKey, signal: int) -> None:
         """Until the command has started, a request to stop is left for the runner. The runner looks for the request
         after it has recorded the start, and this method looks for the start after it has left the request, so one of
         the two sees the other. A further SIGKILL ends a runner that does not answer, and continues a stopped one."""
@@ -310,10 +310,7 @@ class ProcessLauncher:
             return
         if started.runner.boot_id != self._boot_id:
             return
-        if whole_tree:
-            self._trees.signal(key, started, signal)
-        else:
-            procfs.send(started.pid, started.start_ticks, signal)
+        self._trees.signal(key, started, signal)
         if signal == signals.SIGKILL:
             procfs.send(started.runner.pid, started.runner.start_ticks, signals.SIGCONT)
 

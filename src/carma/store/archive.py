@@ -13,7 +13,7 @@ from carma.core.model.command_pattern import pattern
 from carma.core.model.events import Durable
 from carma.core.model.task import Task
 from carma.core.model.values import GpuId, GpuUsage, TaskId
-from carma.core.ports import End, PastRun, TaskPage
+from carma.core.ports import HistoryQuery, PastRun, TaskPage
 from carma.store import codec
 from carma.store.database import Database
 from carma.store.shared_values import Parts, ReadPart, Value
@@ -46,24 +46,16 @@ class SqliteArchive:
                 found += [self._listed(body, read) for (body,) in rows]
         return found
 
-    def page(
-        self,
-        *,
-        uid: int | None = None,
-        since: float | None = None,
-        kinds: Collection[str] | None = None,
-        before: End | None = None,
-        limit: int = 100,
-    ) -> TaskPage:
-        where, values = _conditions(uid, since, kinds, before)
+    def page(self, query: HistoryQuery = HistoryQuery()) -> TaskPage:
+        where, values = _conditions(query)
         statement = f"SELECT body FROM finished WHERE {where} ORDER BY ended_at DESC, id DESC LIMIT ?"
         tasks: list[Task] = []
         room = PAGE_BYTES
         with self._database.reading("read finished tasks from") as connection:
             read = part_reader(connection)
-            rows = connection.execute(statement, (*values, max(0, limit) + 1))
+            rows = connection.execute(statement, (*values, max(0, query.limit) + 1))
             for (body,) in rows:
-                if len(tasks) >= limit or room <= 0:
+                if len(tasks) >= query.limit or room <= 0:
                     return TaskPage(tasks, more=len(tasks) > 0)
                 tasks.append(self._listed(body, read))
                 room -= len(body) + sum(map(len, tasks[-1].spec.command))
@@ -79,9 +71,9 @@ class SqliteArchive:
         with self._database.reading(f"read the story of task {task} from") as connection:
             read = part_reader(connection)
             row = connection.execute("SELECT story FROM finished WHERE id = ?", (task,)).fetchone()
-            told = codec.read_events(row[0]) if row else ()
+            archived = codec.read_events(row[0]) if row else ()
             rows = connection.execute("SELECT body FROM events WHERE task = ? ORDER BY sequence", (task,)).fetchall()
-            events = (*told, *(codec.read_event(body) for (body,) in rows))
+            events = (*archived, *(codec.read_event(body) for (body,) in rows))
             return [self._parts.unpack(event, read) for event in events]
 
     def prune(self, ended_before: float, limit: int = 1_000) -> Sequence[TaskId]:
@@ -136,18 +128,15 @@ class SqliteArchive:
             ).fetchall()
         return [GpuUsage(gpu=GpuId(gpu), hour=hour, **dict(zip(SUMS, sums, strict=True))) for gpu, hour, *sums in rows]
 
-    def past_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 20) -> Sequence[PastRun]:
-        return self._runs("digest", uid, codec.digest(command, directory), limit)
-
-    def near_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 200) -> Sequence[PastRun]:
-        return self._runs("pattern", uid, codec.digest(pattern(command), directory), limit)
-
-    def _runs(self, column: str, uid: int, digest: bytes, limit: int) -> Sequence[PastRun]:
+    def past_runs(
+        self, *, uid: int, command: tuple[str, ...], directory: str, near: bool = False, limit: int = 20
+    ) -> Sequence[PastRun]:
+        column, key = ("pattern", pattern(command)) if near else ("digest", command)
         with self._database.reading("read past runs from") as connection:
             rows = connection.execute(
                 f"""SELECT body FROM past_runs WHERE uid = ? AND {column} = ?
                    ORDER BY ended_at DESC, task DESC, attempt DESC LIMIT ?""",
-                (uid, digest, max(0, limit)),
+                (uid, codec.digest(key, directory), max(0, limit)),
             ).fetchall()
             return [codec.read_run(body) for (body,) in rows]
 
@@ -160,22 +149,20 @@ def add_usage(connection: sqlite3.Connection, rows: Sequence[GpuUsage]) -> None:
     connection.executemany(statement, [(row.gpu, row.hour, *(getattr(row, name) for name in SUMS)) for row in rows])
 
 
-def _conditions(
-    uid: int | None, since: float | None, kinds: Collection[str] | None, before: End | None
-) -> tuple[str, list[float | str]]:
-    """The WHERE clause of a page, with its values."""
+def _conditions(query: HistoryQuery) -> tuple[str, list[float | str]]:
+    """The WHERE clause of `HistoryQuery.has`, with its values."""
     conditions = ["NOT restored"]
     values: list[float | str] = []
-    for condition, value in (("uid = ?", uid), ("ended_at >= ?", since)):
+    for condition, value in (("uid = ?", query.uid), ("ended_at >= ?", query.since)):
         if value is not None:
             conditions.append(condition)
             values.append(value)
-    if kinds is not None:
-        conditions.append(f"kind IN ({', '.join('?' * len(kinds))})")
-        values.extend(kinds)
-    if before is not None:
+    if query.kinds is not None:
+        conditions.append(f"kind IN ({', '.join('?' * len(query.kinds))})")
+        values.extend(query.kinds)
+    if query.before is not None:
         conditions.append("(ended_at, id) < (?, ?)")
-        values.extend(before)
+        values.extend(query.before)
     return " AND ".join(conditions), values
 
 

@@ -9,9 +9,8 @@ from hashlib import blake2b
 
 import msgspec
 
-from carma.core.model.events import Durable, GpuDrained, GpuResumed, GpusFound, TaskRestored, UseNoted
+from carma.core.model.events import Durable
 from carma.core.model.task import Task
-from carma.core.model.values import TaskId
 from carma.core.ports import Checkpoint, PastRun
 from carma.errors import StoreError
 
@@ -42,17 +41,6 @@ def write_event(event: Durable) -> str:
     except msgspec.DecodeError as error:
         raise _unstorable(event, error) from error
     return body
-
-
-def task_of(event: Durable) -> TaskId | None:
-    """The task of an event; None for events of GPUs and of all tasks together."""
-    match event:
-        case GpusFound() | GpuDrained() | GpuResumed() | UseNoted():
-            return None
-        case TaskRestored(task=task):
-            return task.id
-        case _:
-            return event.task if hasattr(event, "task") else event.key.task
 
 
 def digest(command: tuple[str, ...], directory: str) -> bytes:

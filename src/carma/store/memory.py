@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
 from carma.core.model.command_pattern import pattern
-from carma.core.model.events import Durable, TaskRestored, UseNoted
+from carma.core.model.events import Durable, TaskRestored, UseNoted, task_of
 from carma.core.model.status import Finished
 from carma.core.model.task import Task
 from carma.core.model.values import AttemptKey, GpuId, GpuUsage, TaskId, TaskSpec
-from carma.core.ports import Checkpoint, End, Loaded, PastRun, TaskPage
+from carma.core.ports import Checkpoint, HistoryQuery, Loaded, PastRun, TaskPage, end_of
 from carma.core.telemetry.usage import add_up
 from carma.errors import StoreError
 from carma.store.archive import HOUR_S, RUNS_KEPT
-from carma.store.codec import task_of, write_event
+from carma.store.codec import write_event
 
 Place = tuple[int, str, tuple[str, ...]]  # uid, directory, command without its numbers
 
@@ -98,31 +97,16 @@ class MemoryStore:
     def tasks(self, ids: Collection[TaskId]) -> Sequence[Task]:
         return [_listed(task) for task_id in ids if (task := self.task(task_id)) is not None]
 
-    def page(
-        self,
-        *,
-        uid: int | None = None,
-        since: float | None = None,
-        kinds: Collection[str] | None = None,
-        before: End | None = None,
-        limit: int = 100,
-    ) -> TaskPage:
+    def page(self, query: HistoryQuery = HistoryQuery()) -> TaskPage:
         self._must_be_open()
-        found = [
-            task
-            for task in self._archived()
-            if (uid is None or task.owner.uid == uid)
-            and (since is None or _end(task)[0] >= since)
-            and (kinds is None or _kind(task) in kinds)
-            and (before is None or _end(task) < before)
-        ]
-        listed = [_listed(task) for task in found[: max(0, limit)]]
+        found = [task for task in self._archived() if query.has(task)]
+        listed = [_listed(task) for task in found[: max(0, query.limit)]]
         return TaskPage(listed, more=len(found) > len(listed) > 0)
 
     def _archived(self) -> list[Task]:
         """Newest end first."""
         found = [task for task in self._finished.values() if task.id not in self._restored]
-        return sorted(found, key=_end, reverse=True)
+        return sorted(found, key=end_of, reverse=True)
 
     def story(self, task: TaskId) -> Sequence[Durable]:
         self._must_be_open()
@@ -130,7 +114,7 @@ class MemoryStore:
 
     def prune(self, ended_before: float, limit: int = 1_000) -> Sequence[TaskId]:
         self._must_be_open()
-        old = [task.id for task in reversed(self._archived()) if _end(task)[0] < ended_before][:limit]
+        old = [task.id for task in reversed(self._archived()) if end_of(task)[0] < ended_before][:limit]
         for task in old:
             del self._finished[task]
             self._stories.pop(task, None)
@@ -157,16 +141,14 @@ class MemoryStore:
         self._must_be_open()
         return [row for (hour, _), row in sorted(self._usage.items()) if since <= hour * HOUR_S < until]
 
-    def past_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 20) -> Sequence[PastRun]:
+    def past_runs(
+        self, *, uid: int, command: tuple[str, ...], directory: str, near: bool = False, limit: int = 20
+    ) -> Sequence[PastRun]:
         self._must_be_open()
-        near = self.near_runs(uid=uid, command=command, directory=directory, limit=sys.maxsize)
-        return [run for run in near if run.command == command][: max(0, limit)]
-
-    def near_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 200) -> Sequence[PastRun]:
-        self._must_be_open()
-        near = self._runs.get((uid, directory, pattern(command)), {}).values()
-        newest_first = sorted(near, key=lambda run: (run.ended_at, run.key.task, run.key.attempt), reverse=True)
-        return newest_first[: max(0, limit)]
+        runs = self._runs.get((uid, directory, pattern(command)), {}).values()
+        wanted = [run for run in runs if near or run.command == command]
+        wanted.sort(key=lambda run: (run.ended_at, run.key.task, run.key.attempt), reverse=True)
+        return wanted[: max(0, limit)]
 
     def _must_be_open(self) -> None:
         if not self._open:
@@ -175,13 +157,3 @@ class MemoryStore:
 
 def _listed(task: Task) -> Task:
     return replace(task, spec=replace(task.spec, environment={}))
-
-
-def _end(task: Task) -> End:
-    assert isinstance(task.status, Finished)
-    return task.status.at, task.id
-
-
-def _kind(task: Task) -> str:
-    assert isinstance(task.status, Finished)
-    return str(task.status.outcome.__struct_config__.tag)

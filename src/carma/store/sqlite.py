@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from carma.core.model.events import Durable, TaskRestored, UseNoted
+from carma.core.model.events import Durable, TaskRestored, UseNoted, task_of
 from carma.core.model.status import Finished
 from carma.core.model.task import Task
-from carma.core.model.values import TaskId, TaskSpec
+from carma.core.model.values import TaskId, TaskSpec, tag_of
 from carma.core.ports import Checkpoint, Loaded
 from carma.errors import StoreError
 from carma.store import codec
@@ -66,7 +66,7 @@ class SqliteStore(SqliteArchive):
         with self._database.writing(f"store {len(events)} event{'s' * (len(events) > 1)} in") as connection:
             _store_parts(connection, used.values())
             rows = [
-                (self._sequence + place, event.at, codec.task_of(event), body)
+                (self._sequence + place, event.at, task_of(event), body)
                 for place, (event, body) in enumerate(zip(events, bodies, strict=True), start=1)
             ]
             connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
@@ -213,8 +213,7 @@ def _archive(connection: sqlite3.Connection, task: Task, packed: Task, sequence:
     bodies = [body for _, body in sorted(rows)]
     if earlier and earlier[0] != "[]":
         bodies.insert(0, earlier[0][1:-1])  # a JSON list without its brackets
-    kind = str(task.status.outcome.__struct_config__.tag)
     environment, command = reference(packed.spec.environment), reference(packed.spec.command)
-    story = f"[{','.join(bodies)}]"
+    kind, story = tag_of(task.status.outcome), f"[{','.join(bodies)}]"
     row = (task.id, task.owner.uid, task.status.at, kind, 0, environment, command, codec.write(packed), story)
     connection.execute("INSERT OR REPLACE INTO finished VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)

@@ -98,8 +98,7 @@ class FakeLauncher:
             checkpoint_asked_at=run.asked_at if run.outcome is not None else None,
         )
 
-    def signal(self, key: AttemptKey, signal: int, *, whole_tree: bool = True) -> None:  # noqa: ARG002
-        """An attempt is one process, so that `whole_tree` makes no difference."""
+    def signal(self, key: AttemptKey, signal: int) -> None:
         self.signals.append((key, signal))
         run = self._runs.get(key)
         if run is None or signal in _HARMLESS or (signal in run.plan.ignores and signal != signals.SIGKILL):

@@ -163,7 +163,7 @@ class LauncherContract:
         subject.launch("succeeds")
         until_ended(subject.launcher, key())
         subject.launcher.signal(key(), signal.SIGKILL)
-        subject.launcher.signal(key(8), signal.SIGKILL, whole_tree=False)
+        subject.launcher.signal(key(8), signal.SIGKILL)
         assert look(subject.launcher, key()).outcome == Succeeded()
         assert look(subject.launcher, key(8)) == AttemptReport(key=key(8))
 

@@ -19,7 +19,7 @@ from carma.errors import NoGpus
 from carma.estimate.combination import make_estimator
 from carma.trial.layers.description import Described
 from carma.trial.protocol import Context, Trial, Trials
-from carma.trial.report import Report
+from carma.trial.report import TrialReport
 
 LIMIT_S = 180.0
 ANSWER = Estimate(
@@ -59,6 +59,8 @@ class ScriptedTrials:
 class Scripted:
     """An estimator: what it says is decided by a function of its Context."""
 
+    quick = False
+
     def __init__(self, name: str, context: Context, say: Callable[[Context, EstimateRequest], Any]) -> None:
         self.name = name
         self._context = context
@@ -73,7 +75,7 @@ class World:
     """The seams of the verb: estimators by name, trial runs, the GPUs of the machine."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.trials = ScriptedTrials(Trial(Report(format=1, stop="steps", steps=3), b"", 1.0))
+        self.trials = ScriptedTrials(Trial(TrialReport(format=1, stop="steps", steps=3), b"", 1.0))
         self.trials_asked: list[tuple[Rules, int | None]] = []
         self.says: dict[str, Callable[[Context, EstimateRequest], Any]] = {"trace": lambda _c, _r: ANSWER}
         self.requests: list[EstimateRequest] = []

@@ -17,7 +17,7 @@ from carma.core.model.outcome import Failed, Succeeded
 from carma.core.model.status import Finished
 from carma.core.model.task import Task
 from carma.core.model.values import Dependency, Owner, TaskId, TaskSpec
-from carma.core.ports import Checkpoint
+from carma.core.ports import Checkpoint, HistoryQuery
 from carma.daemon.api.history import read_cursor, write_cursor
 from carma.wire.api_types import ArrayAsk
 from carma.wire.routes import API, CURSOR_HEADER, HISTORY_LIMIT, ROUTES, Route
@@ -154,11 +154,11 @@ def test_a_long_report_does_not_delay_the_history(served: Served, monkeypatch: p
     entered, release = threading.Event(), threading.Event()
     original = served.store.page
 
-    def blocked(**wanted: Any) -> object:
-        if wanted["limit"] == HISTORY_LIMIT:  # the report's
+    def blocked(query: HistoryQuery) -> object:
+        if query.limit == HISTORY_LIMIT:  # the report's
             entered.set()
             assert release.wait(LIMIT_S)
-        return original(**wanted)
+        return original(query)
 
     monkeypatch.setattr(served.store, "page", blocked)
     with ThreadPoolExecutor(1) as pool:

@@ -29,6 +29,7 @@ class Slow:
     """Answers when the test lets it, one question after the other by name of its task."""
 
     name = "slow"
+    quick = False
 
     def __init__(self) -> None:
         self.asked: list[int] = []

@@ -101,6 +101,7 @@ class Server:
 
 class Declared:
     name = "declared"
+    quick = False
 
     def estimate(self, request: Any) -> Estimate:
         mib = request.spec.gpu_memory_mib

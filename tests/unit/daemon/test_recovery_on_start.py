@@ -103,9 +103,9 @@ class MortalLauncher(FakeLauncher):
         with self.fate.step():
             super().launch(order)
 
-    def signal(self, key: AttemptKey, signal: int, *, whole_tree: bool = True) -> None:
+    def signal(self, key: AttemptKey, signal: int) -> None:
         with self.fate.step():
-            super().signal(key, signal, whole_tree=whole_tree)
+            super().signal(key, signal)
 
     def request_checkpoint(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
         with self.fate.step():

@@ -21,8 +21,9 @@ from carma.core.model.values import (
     Placement,
     TaskId,
     TaskSpec,
+    tag_of,
 )
-from carma.daemon.views.story import as_on_record, event_name, sentence, story, task_of
+from carma.daemon.views.story import as_on_record, sentence, story
 from carma.testing.builders import ALICE, World, gpu
 from tests.golden_text import assert_wording
 
@@ -65,17 +66,17 @@ def test_every_durable_event_is_here() -> None:
 
 
 def test_every_event_is_a_sentence_that_every_user_may_read() -> None:
-    sentences = {event_name(event): sentence(event, GPUS) for event in EVENTS}
+    sentences = {tag_of(event): sentence(event, GPUS) for event in EVENTS}
     assert "hunter2" not in repr(sentences)
     assert_wording("events", sentences)
 
 
 def test_an_event_knows_its_task() -> None:
-    assert {task_of(event) for event in EVENTS} == {TASK, None}
+    assert {e.task_of(event) for event in EVENTS} == {TASK, None}
 
 
 def test_the_story_for_the_owner_is_complete() -> None:
-    events = [event for event in EVENTS if task_of(event) == TASK]
+    events = [event for event in EVENTS if e.task_of(event) == TASK]
     whole = " ".join(line.text for line in story(events, GPUS, whole=True))
     assert "cancelled by bob: hunter2" in whole
     assert "failed with exit code 3: hunter2" in whole

@@ -101,7 +101,17 @@ def groups_of(tree: Path, own: str = OWN) -> AttemptCgroups | str:
 
 
 def found(tree: Path, *gpus: Gpu, own: str = OWN) -> CgroupLimits | str:
-    return CgroupLimits.find(NvmlLimiter(pynvml), gpus or (CARD,), groups_of(tree, own))
+    groups = groups_of(tree, own)
+    assert isinstance(groups, AttemptCgroups), groups
+    return find(groups, *gpus)
+
+
+def find(groups: AttemptCgroups, *gpus: Gpu) -> CgroupLimits | str:
+    """The limits, or why there are none."""
+    try:
+        return CgroupLimits.find(NvmlLimiter(pynvml), gpus or (CARD,), groups)
+    except LimitFailed as reason:
+        return str(reason)
 
 
 def limits(tree: Path) -> CgroupLimits:
@@ -197,11 +207,11 @@ def test_a_driver_that_does_not_answer_is_a_reason(monkeypatch: pytest.MonkeyPat
 def test_cgroup_version_1_a_plain_user_and_a_cgroup_of_others_are_reasons(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere = found(tree, own="/user.slice/session-1.scope")
+    elsewhere = groups_of(tree, own="/user.slice/session-1.scope")
     assert isinstance(elsewhere, str)
     assert "Delegate=yes" in elsewhere
     version_1 = AttemptCgroups(cgroups.Cgroups(1, {"pids": str(tree)}, frozenset({"pids"})), "/var/log/carma")
-    refused = CgroupLimits.find(NvmlLimiter(pynvml), (CARD,), version_1)
+    refused = find(version_1)
     assert isinstance(refused, str)
     assert "version 2" in refused
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

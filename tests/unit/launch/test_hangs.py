@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from carma import cgroups, procfs
 from carma.core.model.outcome import Failed, LaunchFailed, Lost, Outcome, Succeeded
 from carma.core.model.values import AttemptKey
 from carma.launch import attempt_records as records
-from carma.launch import process, runner
+from carma.launch import process
 from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.process import ProcessLauncher
 from carma.testing.launcher_contract import key, look, order_of, until, until_ended, until_running
@@ -124,7 +125,7 @@ def test_a_runner_that_hangs_before_it_claims_the_order_is_killed_after_the_time
     hangs.write_text("import os, time; open('pid', 'w').write(f'{os.getpid()}\\n'); time.sleep(600)\n")
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(runner, "__file__", str(hangs))
+        patched.setattr(process, "RUNNER", (sys.executable, str(hangs)))
         launcher.launch(order_of(shell("exit 0")))
     assert look(launcher, key()).claimed  # it is not given again
     assert isinstance(until_ended(launcher, key()), LaunchFailed)
@@ -196,7 +197,7 @@ def test_a_runner_that_is_killed_before_it_claims_the_order_is_replaced(
     killed = tmp_path / "killed.py"
     killed.write_text("import os; os.kill(os.getpid(), 9)\n")
     with monkeypatch.context() as patched:
-        patched.setattr(runner, "__file__", str(killed))
+        patched.setattr(process, "RUNNER", (sys.executable, str(killed)))
         launcher.launch(order_of(shell("exit 0")))
     outcomes: list[Outcome | None] = []
 

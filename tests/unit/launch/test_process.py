@@ -80,16 +80,6 @@ def test_a_leftover_that_ignores_sigterm_is_killed_after_its_grace(launcher: Pro
     assert gone(read_pid(tmp_path / "left"))
 
 
-def test_one_process_can_be_signalled_without_its_tree(launcher: ProcessLauncher, tmp_path: Path) -> None:
-    script = "trap 'exit 7' USR1; (trap 'echo hit > hit' USR1; : > ready; while :; do sleep 0.05; done) & : ; "
-    launcher.launch(order_of(shell(script + "while :; do sleep 0.05; done", tmp_path, grace_s=0.2)))
-    until_running(launcher, key())
-    until((tmp_path / "ready").exists)
-    launcher.signal(key(), signal.SIGUSR1, whole_tree=False)
-    assert until_ended(launcher, key()) == Failed(7)
-    assert not (tmp_path / "hit").exists()
-
-
 def test_a_new_daemon_adopts_running_attempts_and_gets_their_outcomes(place: Path, tmp_path: Path) -> None:
     first = ProcessLauncher(place, run_as_submitter=False)
     first.launch(order_of(shell(until_file(tmp_path / "go", code=5), tmp_path)))

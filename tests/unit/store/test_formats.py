@@ -14,6 +14,7 @@ from carma.core.model.outcome import Failed, Succeeded
 from carma.core.model.status import Ended, Finished, Queued, Recovering
 from carma.core.model.task import Task
 from carma.core.model.values import ArrayPlace, Capabilities, Gpu, GpuId, GpuUsage, Owner, TaskId, TaskSpec
+from carma.core.ports import HistoryQuery
 from carma.store import codec
 from carma.store.sqlite import SqliteStore
 from tests.unit.store.old_formats import make_old
@@ -105,7 +106,7 @@ def test_a_file_of_the_fourth_format_keeps_everything_and_stores_environments_on
     assert loaded.sequence == 8
     assert (store.task(TaskId(1)), store.task(TaskId(2))) == (finished(1), None)
     assert [list(store.story(TaskId(number))) for number in (1, 2)] == stories
-    assert [task.id for task in store.page(kinds=["succeeded"]).tasks] == [1]
+    assert [task.id for task in store.page(HistoryQuery(kinds=["succeeded"])).tasks] == [1]
     assert store.new_task_ids(1) == 6
     store.close()
     with sqlite3.connect(path) as connection:

@@ -43,7 +43,7 @@ def test_past_runs_of_the_third_format_are_found_by_their_pattern(path: Path) ->
     connection.close()
     store = SqliteStore(path)
     store.remember(past_run(2, ("python", "train.py", "--batch=64")))
-    near = store.near_runs(uid=1, command=("python", "train.py", "--batch=128"), directory="/")
+    near = store.past_runs(uid=1, command=("python", "train.py", "--batch=128"), directory="/", near=True)
     assert [run.key.task for run in near] == [2, 1]
     store.close()
 

@@ -13,7 +13,7 @@ from carma.core.model.outcome import Succeeded
 from carma.core.model.status import Finished, Queued
 from carma.core.model.task import Task
 from carma.core.model.values import ArrayPlace, Owner, TaskId, TaskSpec
-from carma.core.ports import Checkpoint
+from carma.core.ports import Checkpoint, HistoryQuery
 from carma.errors import StoreError
 from carma.store.shared_values import INLINE_BYTES
 from carma.store.sqlite import SqliteStore
@@ -76,7 +76,7 @@ def test_an_array_is_small_on_disk_and_shared_in_memory_through_its_whole_life(p
     assert list(checkpoint.tasks) == tasks
     assert objects(list(checkpoint.tasks)) == (1, 1)
     store.save(Checkpoint(sequence=COUNT, at=1.0, tasks=()), [task_of(event, finished=True) for event in events])
-    page = store.page(limit=COUNT).tasks
+    page = store.page(HistoryQuery(limit=COUNT)).tasks
     assert len({id(task.spec.command) for task in page}) == 1
     assert store.task(TaskId(7)) == task_of(events[6], finished=True)
     assert list(store.story(TaskId(7))) == [events[6]]
@@ -203,12 +203,12 @@ def test_a_page_with_long_commands_ends_early_and_says_that_there_is_more(path: 
     for event in events:
         store.append([event])
     store.save(Checkpoint(sequence=20, at=1.0, tasks=()), [task_of(event, finished=True) for event in events])
-    page = store.page(limit=100)
+    page = store.page(HistoryQuery(limit=100))
     assert 0 < len(page.tasks) < 12
     assert page.more
     last = page.tasks[-1]
     assert isinstance(last.status, Finished)
-    rest = store.page(limit=1, before=(last.status.at, last.id))
+    rest = store.page(HistoryQuery(limit=1, before=(last.status.at, last.id)))
     assert rest.tasks[0].id == last.id - 1
     store.close()
 
@@ -230,5 +230,5 @@ def test_the_file_gets_smaller_when_tasks_are_removed(path: Path) -> None:
     assert len(steps) > 3  # in small steps
     assert path.stat().st_size < 2_000_000
     assert path.with_name("carma.db-wal").stat().st_size == 0
-    assert [task.id for task in store.page(limit=2).tasks] == [2_000, 1_999]
+    assert [task.id for task in store.page(HistoryQuery(limit=2)).tasks] == [2_000, 1_999]
     store.close()

@@ -250,6 +250,17 @@ Durable = (
 )
 
 
+def task_of(event: Durable) -> TaskId | None:
+    """The task of an event; None for events of GPUs and of all tasks together."""
+    match event:
+        case GpusFound() | GpuDrained() | GpuResumed() | UseNoted():
+            return None
+        case TaskRestored(task=task):
+            return task.id
+        case _:
+            return event.task if hasattr(event, "task") else event.key.task
+
+
 class GpusSampled(Event, frozen=True, tag="gpus_sampled"):
     samples: tuple[GpuSample, ...]
 

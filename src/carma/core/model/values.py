@@ -20,6 +20,11 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of every frozen value. Unknown fields are refused, so that a newer file is not read partly."""
 
 
+def tag_of(value: Record | type[Record]) -> str:
+    """The tag of a value or class of a tagged union, as it is stored and shown."""
+    return str(value.__struct_config__.tag)
+
+
 class AttemptKey(Record, frozen=True, order=True):
     """Identifies one launch of one task. Every command carries it, so that commands are idempotent."""
 

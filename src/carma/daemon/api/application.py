@@ -24,7 +24,7 @@ from carma.config import describe
 from carma.core.model.status import Finished, Status, state_name
 from carma.core.model.task import Task
 from carma.core.model.units import show_count
-from carma.core.model.values import TaskId
+from carma.core.model.values import TaskId, tag_of
 from carma.core.scheduling.queue_order import queued_ids
 from carma.core.state import SERVER, State, queue_key
 from carma.daemon.api.actions import Actions, CheckFiles, look_up_own
@@ -47,9 +47,9 @@ from carma.wire.routes import API, OFFSET_HEADER, ROUTES
 _PIECE = 200  # views that are made without a pause
 _DEFAULT_LIMIT = 1_000
 _LONGEST_WAIT_S = 60.0  # a client makes a longer wait out of several requests
-_OUTCOMES_BY_CODE = {code.lower(): str(kind.__struct_config__.tag) for kind, code in OUTCOME_CODES.items()}
+_OUTCOMES_BY_CODE = {code.lower(): tag_of(kind) for kind, code in OUTCOME_CODES.items()}
 _OUTCOMES = frozenset(_OUTCOMES_BY_CODE.values())
-_STATUSES = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Status))
+_STATUSES = frozenset(tag_of(kind) for kind in get_args(Status))
 _STATES = _STATUSES | _OUTCOMES | {"pd", "h", "r", "cg"} | _OUTCOMES_BY_CODE.keys()
 
 

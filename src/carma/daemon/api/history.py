@@ -9,16 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from carma.core.model.status import Finished
 from carma.core.model.task import Task
 from carma.core.model.values import LARGEST_ID, TaskId
-from carma.core.ports import Archive, End
+from carma.core.ports import Archive, End, HistoryQuery, end_of
 from carma.daemon.auth import Identity
 from carma.daemon.http.request import ApiCall
 from carma.daemon.shell import Shell
@@ -37,25 +35,6 @@ MakeContext = Callable[[Identity], ViewContext]
 _encode = msgspec.json.Encoder().encode
 
 
-class Wanted(NamedTuple):
-    """Which finished tasks a page contains."""
-
-    uid: int | None
-    since: float | None
-    kinds: Collection[str] | None  # tags of outcomes; None: all
-    before: End | None
-    limit: int
-
-    def has(self, task: Task) -> bool:
-        if not isinstance(task.status, Finished) or (self.uid is not None and task.owner.uid != self.uid):
-            return False
-        if self.since is not None and task.status.at < self.since:
-            return False
-        if self.kinds is not None and str(task.status.outcome.__struct_config__.tag) not in self.kinds:
-            return False
-        return self.before is None or end_of(task) < self.before
-
-
 class HistoryRoutes:
     def __init__(self, shell: Shell, make_context: MakeContext) -> None:
         self._shell = shell
@@ -63,15 +42,10 @@ class HistoryRoutes:
 
     async def page(self, call: ApiCall, uid: int | None, kinds: Collection[str] | None) -> Response:
         cursor: str | None = call.query.get("cursor")
-        wanted = Wanted(
-            uid=uid,
-            since=call.query.get("since"),
-            kinds=kinds,
-            before=None if cursor is None else read_cursor(cursor),
-            limit=call.query.get("limit", DEFAULT_LIMIT),
-        )
-        ended = [task for task in self._shell.state.tasks.values() if isinstance(task.status, Finished)]
-        in_memory = [task for task in ended if wanted.has(task)]
+        before = None if cursor is None else read_cursor(cursor)
+        limit = call.query.get("limit", DEFAULT_LIMIT)
+        wanted = HistoryQuery(uid, call.query.get("since"), kinds, before, limit)
+        in_memory = [task for task in self._shell.state.tasks.values() if wanted.has(task)]
         make = partial(_answer, self._shell.archive, wanted, in_memory, self._context(call.who))
         body, following = await self._shell.read(make)
         headers = {} if following is None else {CURSOR_HEADER: following}
@@ -111,7 +85,7 @@ def _archived(archive: Archive, since: float) -> Iterator[Sequence[Task]]:
     before: End | None = None
     count = 0
     while count < MOST_REPORTED:
-        page = archive.page(since=since, before=before, limit=HISTORY_LIMIT)
+        page = archive.page(HistoryQuery(since=since, before=before, limit=HISTORY_LIMIT))
         yield page.tasks
         if not page.more:
             return
@@ -120,26 +94,20 @@ def _archived(archive: Archive, since: float) -> Iterator[Sequence[Task]]:
 
 
 def _answer(
-    archive: Archive, wanted: Wanted, in_memory: Sequence[Task], context: ViewContext
+    archive: Archive, wanted: HistoryQuery, in_memory: Sequence[Task], context: ViewContext
 ) -> tuple[bytes, str | None]:
     """A page as JSON, and the cursor of the next page. Runs in the reader's thread."""
-    uid, since, kinds, before, limit = wanted
-    archived, more = archive.page(uid=uid, since=since, kinds=kinds, before=before, limit=limit)
+    archived, more = archive.page(wanted)
     by_id = {task.id: task for task in (*archived, *in_memory)}
     tasks = sorted(by_id.values(), key=end_of, reverse=True)
     if more:  # tasks that ended before the page's last one belong to the next page
         last = end_of(archived[-1])
         tasks = [task for task in tasks if end_of(task) >= last]
-    following = write_cursor(tasks[limit - 1]) if len(tasks) > limit else write_cursor(tasks[-1]) if more else None
+    more = more or len(tasks) > wanted.limit
+    tasks = tasks[: wanted.limit]
     # One by one: a single call that encodes all of them would block the event loop.
-    views = b",".join([_encode(task_view(task, context, None)) for task in tasks[:limit]])
-    return b"[" + views + b"]", following
-
-
-def end_of(task: Task) -> End:
-    """The order of the history."""
-    assert isinstance(task.status, Finished)
-    return task.status.at, task.id
+    views = b",".join([_encode(task_view(task, context, None)) for task in tasks])
+    return b"[" + views + b"]", write_cursor(tasks[-1]) if more else None
 
 
 def write_cursor(task: Task) -> str:

@@ -16,14 +16,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from carma.core.model.events import Durable
+from carma.core.model.events import Durable, task_of
 from carma.core.model.status import Finished
 from carma.core.model.task import Task
-from carma.core.model.values import AttemptKey, TaskId
+from carma.core.model.values import AttemptKey, TaskId, tag_of
 from carma.core.state import State
 from carma.daemon.shell import Shell
 from carma.daemon.subscribers import Subscription
-from carma.daemon.views.story import as_on_record, event_name, sentence, task_of
+from carma.daemon.views.story import as_on_record, sentence
 from carma.errors import NotFound
 from carma.launch.attempt_files import AttemptFiles
 from carma.launch.output_paths import named_outputs
@@ -216,7 +216,7 @@ class LogStream:
 
 
 def encode(sequence: int, event: Durable, state: State) -> bytes:
-    name = event_name(event)
+    name = tag_of(event)
     text = sentence(as_on_record(event, state.tasks), state.gpus)
     shown = StreamEvent(sequence=sequence, at=event.at, event=name, task=task_of(event), text=text)
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (sequence, name.encode("ascii"), msgspec.json.encode(shown))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from carma.core.model.status import Finished
 from carma.core.model.task import Attempt, Task
 from carma.core.model.units import show_count, show_s
-from carma.core.model.values import Gpu, GpuId, GpuUsage
+from carma.core.model.values import Gpu, GpuId, GpuUsage, tag_of
 from carma.core.state import State
 from carma.core.telemetry.attribution import measured_idle_w
 from carma.core.telemetry.usage import not_noted
@@ -69,7 +69,7 @@ class Totals:
     def _add(self, into: _Sum, task: Task, state: State | None) -> None:
         since, until, status = self.since, self.until, task.status
         if isinstance(status, Finished) and since <= status.at <= until:
-            into.ended[str(status.outcome.__struct_config__.tag)] += 1
+            into.ended[tag_of(status.outcome)] += 1
         into.running += state is not None and task.id in state.active
         first = task.attempts[0].started_at if task.attempts else None
         if first is not None and since <= first <= until:

@@ -28,7 +28,7 @@ from carma.core.model.outcome import (
 from carma.core.model.status import Ending, Preempting, effective_ending
 from carma.core.model.task import Task
 from carma.core.model.units import show_count, show_mib, show_s
-from carma.core.model.values import AttemptKey, Booking, Confinement, Gpu, GpuId, Placement, TaskId
+from carma.core.model.values import Booking, Confinement, Gpu, GpuId, Placement, TaskId, tag_of
 from carma.wire.api_types import StoryLine
 from carma.wire.sharing_text import guards_phrase, mechanism_phrase
 
@@ -63,21 +63,6 @@ _FIXED_TEXTS: dict[type[e.Durable], str] = {
 }
 
 
-def event_name(event: e.Durable) -> str:
-    return str(event.__struct_config__.tag)
-
-
-def task_of(event: e.Durable) -> TaskId | None:
-    """The task that an event is about; None for one about GPUs."""
-    key: AttemptKey | None = getattr(event, "key", None)
-    if key is not None:
-        return key.task
-    if isinstance(event, e.TaskRestored):
-        return event.task.id
-    task: TaskId | None = getattr(event, "task", None)
-    return task
-
-
 def story(events: Iterable[e.Durable], gpus: Gpus, *, whole: bool) -> list[StoryLine]:
     """The lines of one task's story. The memory of an attempt is stored often: consecutive observations are one
     line."""
@@ -90,7 +75,7 @@ def story(events: Iterable[e.Durable], gpus: Gpus, *, whole: bool) -> list[Story
         if isinstance(event, e.MemoryObserved):
             seen.append(event)
         else:
-            lines.append(StoryLine(at=event.at, event=event_name(event), text=event_text(event, gpus, whole=whole)))
+            lines.append(StoryLine(at=event.at, event=tag_of(event), text=event_text(event, gpus, whole=whole)))
     return [*lines, _grown(seen, gpus, whole)] if seen else lines
 
 
@@ -121,9 +106,9 @@ def _grown(seen: Sequence[e.MemoryObserved], gpus: Gpus, whole: bool) -> StoryLi
     first, most = seen[0], max(seen, key=lambda event: event.peak_mib)  # the first one with that peak
     begun, reached = show_mib(first.peak_mib), show_mib(most.peak_mib)
     if begun == reached:
-        return StoryLine(at=first.at, event=event_name(first), text=event_text(first, gpus, whole=whole))
+        return StoryLine(at=first.at, event=tag_of(first), text=event_text(first, gpus, whole=whole))
     text = f"attempt {first.key.attempt}: grew from {begun} to {reached} in {show_s(max(1.0, most.at - first.at))}"
-    return StoryLine(at=most.at, event=event_name(most), text=text)
+    return StoryLine(at=most.at, event=tag_of(most), text=text)
 
 
 def as_on_record(event: e.Durable, tasks: Mapping[TaskId, Task]) -> e.Durable:
@@ -137,7 +122,7 @@ def as_on_record(event: e.Durable, tasks: Mapping[TaskId, Task]) -> e.Durable:
 
 def sentence(event: e.Durable, gpus: Gpus) -> str:
     """One line that stands alone and that every user may read."""
-    task = task_of(event)
+    task = e.task_of(event)
     text = event_text(event, gpus, whole=False)
     return text if task is None else f"task {task}: {text}"
 
