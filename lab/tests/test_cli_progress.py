@@ -12,7 +12,7 @@ from carma.traces import find
 from carma_lab.bench.paper.cases import Case, Results
 from carma_lab.bench.paper.variants import EXCLUSIVE
 from carma_lab.cli import progress_line as progress
-from carma_lab.cli.progress_line import AFTER_S, BETWEEN_S, Shown, simulating
+from carma_lab.cli.progress_line import AFTER_S, BETWEEN_S, ProgressLine, simulating
 from carma_lab.simulator.occurrences import followed
 from carma_lab.simulator.request import Request, recorded, simulation
 
@@ -60,7 +60,7 @@ def test_nobody_is_told_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_line_comes_after_a_while_and_goes_when_all_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = looking(monkeypatch)
     now = 100.0
-    shown = Shown(lambda: now)
+    shown = ProgressLine(lambda: now)
     shown("t1 magm", 0, 2_000, 0.0)
     now += AFTER_S / 2
     shown("t1 magm", 500, 2_000, 50.0)
@@ -94,7 +94,7 @@ def test_the_line_goes_where_the_run_is_broken_off(monkeypatch: pytest.MonkeyPat
 
 def test_a_recorded_run_and_the_study_tell_of_themselves() -> None:
     told: list[int] = []
-    recorded(Request(trace="t1"), tell=lambda done, *_: told.append(done))
+    recorded(Request(trace="t1"), on_progress=lambda done, *_: told.append(done))
     assert told[-1] == 60
     names: set[str] = set()
     case = Case(EXCLUSIVE, "t1", 4)

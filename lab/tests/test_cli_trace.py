@@ -93,7 +93,7 @@ def test_a_file_that_holds_something_else_is_kept(capsys: pytest.CaptureFixture[
     order = ["trace", "generate", "--tasks", "5", "--out", "mine.csv"]
     Path("mine.csv").write_text("precious")
     assert main(order) == 2
-    assert "mine.csv is there and holds something else" in capsys.readouterr().err
+    assert "mine.csv exists with other content" in capsys.readouterr().err
     assert Path("mine.csv").read_text() == "precious"
     assert main([*order, "--force"]) == 0
     assert main(order) == 0  # the same bytes again
@@ -143,7 +143,7 @@ def test_tasks_may_be_drawn_from_a_table_of_ones_own(capsys: pytest.CaptureFixtu
     assert main([*order, "--shares", "1,0,0"]) == 0
     assert [task.name for task in read(Path("g.csv")).tasks] == ["mine"] * 3
     assert main([*order, "--shares", "0,0,1", "--force"]) == 2
-    assert "table.csv: no heavy task in it" in capsys.readouterr().err
+    assert "table.csv has no heavy task" in capsys.readouterr().err
 
 
 def test_philly_is_imported(capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,8 +193,8 @@ def test_scale_takes_its_flags() -> None:
         ("scale t1 --rate nan", "'nan' is not a number"),
         ("import philly none.csv", "none.csv: No such file or directory"),
         ("import philly philly.csv --start soon", "'soon' is not a date; write 2017-10-09"),
-        ("import philly philly.csv --days 1 --tasks 2", "--days and --tasks do not go together"),
-        ("import philly philly.csv --cluster x", "no job of it is wanted"),
+        ("import philly philly.csv --days 1 --tasks 2", "--days and --tasks cannot be combined"),
+        ("import philly philly.csv --cluster x", "no job matches"),
         ("import slurm philly.csv", "'slurm' is not"),
     ],
 )

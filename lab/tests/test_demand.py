@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from carma.core.model.values import Demand
 from carma.core.scheduling.sharing_model import progress_rates
-from carma.trial.demand.kernel_work import ATTENTION, COLUMNS, HALVES, OPTIMIZER, PRODUCT, TF32, copied_bytes, work_of
+from carma.trial.demand.kernel_work import ATTENTION, COLUMNS, HALVES, OPTIMIZER, PRODUCT, TF32, work_of
 from carma.trial.demand.prediction import (
     A100_CURVE,
     CONSTANTS,
@@ -20,7 +20,6 @@ from carma.trial.demand.prediction import (
     H200,
     RATES,
     DemandConstants,
-    batch_of,
     constants,
     demand_of,
     rates_of,
@@ -60,7 +59,7 @@ def told(described: Described, gpu: str = CARD) -> Demand:
 
 
 def step_s(described: Described, card: str = "h200") -> float:
-    return float(shown(batch_of([work_of(described)]), constants(), RATES[card])["step_s"][0])
+    return float(shown(work_of(described), constants(), RATES[card])["step_s"][0])
 
 
 def kernels(described: Described, kind: int) -> list[dict[str, float]]:
@@ -117,7 +116,7 @@ def test_torchs_attention_has_scores_that_grow_with_the_square_of_the_length() -
 
 def test_words_are_copied_as_whole_numbers() -> None:
     words = Described(layers=(Layer(kind="Embedding", output=(2, 8, 4)),), batch=2, input=(2, 8))
-    assert (copied_bytes(words), copied_bytes(mlp(batch=2, width=4))) == (2 * 8 * 8, 2 * 4 * 4)
+    assert (fit_demand.copied_bytes(words), fit_demand.copied_bytes(mlp(batch=2, width=4))) == (2 * 8 * 8, 2 * 4 * 4)
 
 
 # -- what comes out ---------------------------------------------------------------------------------------------------
@@ -154,9 +153,9 @@ def test_half_precision_is_faster_where_arithmetic_is_what_takes_time() -> None:
 
 def test_one_at_a_time_and_many_at_once_are_the_same() -> None:
     every = [mlp(), mlp(batch=7), mlp(depth=2, autocast="float16"), mlp(channels_last=True)]
-    together = shown(batch_of([work_of(one) for one in every]), constants(), H200)
+    together = shown(fit_demand.joined([work_of(one) for one in every]), constants(), H200)
     for place, one in enumerate(every):
-        alone = shown(batch_of([work_of(one)]), constants(), H200)
+        alone = shown(work_of(one), constants(), H200)
         assert all(alone[name][0] == pytest.approx(together[name][place]) for name in (*FIGURES, "step_s"))
 
 

@@ -76,7 +76,7 @@ def test_a_directory_that_takes_no_file_is_told_by_what_was_typed(monkeypatch: p
 
 
 def test_only_a_run_is_written_over_without_force() -> None:
-    assert "small.csv is there and holds something else than a run" in simulated("small.csv").stderr
+    assert "small.csv exists and is not a run" in simulated("small.csv").stderr
     assert Path("small.csv").read_text() == SMALL
     Path("empty").touch()
     for name in ("empty", "run.json", "run.json"):
@@ -93,7 +93,7 @@ def test_a_real_run_is_not_written_over_by_a_simulated_one() -> None:
     assert simulated("real.json").exit_code == 0
     old = Path("real.json").read_text().replace('"simulated":true', '"simulated":false')
     Path("real.json").write_text(old)
-    assert "holds a real run, which no simulation brings back" in simulated("real.json").stderr
+    assert "contains a real run, which a simulation cannot restore" in simulated("real.json").stderr
     assert Path("real.json").read_text() == old
     assert simulated("real.json", "--force").exit_code == 0
 

@@ -128,7 +128,7 @@ def test_of_tasks_that_differ_most_the_name_is_cut_and_not_where_it_was(monkeypa
     [
         (["run-report", "missing.json"], "No such file"),
         (["run-report", "bad.json"], "bad.json is not a run"),
-        (["run-report", "one.json", "--since", "1h"], "for the server's tasks"),
+        (["run-report", "one.json", "--since", "1h"], "for the tasks of a server"),
         (["compare", "one.json"], "at least two runs"),
         (["compare", "one.json", "one.json"], "same settings"),
     ],
@@ -143,9 +143,9 @@ def test_what_makes_no_sense_is_refused(words: list[str], said: str) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"format": 99, "more": 1}, "one.json was made by a newer CARMA (its format is 99, not 1)"),
-        ({"format": 0}, "one.json is not a run: there is no format 0"),
-        ({"tasks": []}, "one.json is not a run: there is no task in it"),
+        ({"format": 99, "more": 1}, "one.json was written by a newer CARMA (format 99, not 1)"),
+        ({"format": 0}, "one.json is not a run: format 0 does not exist"),
+        ({"tasks": []}, "one.json is not a run: it has no tasks"),
         ({"figures": {"makespan_s": -5.0}}, "one.json is not a run: figures.makespan_s is -5, below 0"),
     ],
 )

@@ -220,7 +220,7 @@ def test_tasks_that_never_ran_and_others_that_are_missing_are_told() -> None:
     assert len(found.tasks) == 6
     assert any("1 task that never ran is left out" in note for note in found.notes)
     assert any(
-        note.startswith("2 tasks had not ended") and note.endswith("and so are not in it") for note in found.notes
+        note.startswith("2 tasks had not ended") and note.endswith("and are not included") for note in found.notes
     )
 
 
@@ -278,7 +278,7 @@ def test_the_table_names_figures_errors_aims_and_how_solo_times_were_found(saved
     makespan = next(line.split() for line in lines if line.startswith("makespan"))
     assert makespan[-4:] == ["+0.0", "%", "5", "%"]
     assert any(line.startswith("completion of a task, median") for line in lines)
-    assert "6 tasks worked out from this run" in result.stdout
+    assert "6 tasks derived from this run" in result.stdout
     assert "simulated itself" in " ".join(result.stdout.split())
     assert "circular" in result.stdout
 
@@ -301,16 +301,16 @@ def test_a_table_of_tasks_gives_solo_times(saved: Path, tmp_path: Path) -> None:
     write_table(Table(name="t", tasks={one.name: one for one in MIXED.tasks}), tmp_path / "tasks.csv")
     result = typed("--fidelity", saved, "--solo", tmp_path / "tasks.csv")
     assert result.exit_code == 0, result.output
-    assert "6 tasks from elsewhere" in result.stdout
+    assert "6 tasks from another source" in result.stdout
     assert "circular" not in result.stdout
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--trace", "t1"], "--trace: a recorded run has its own"),
-        (["--policy", "lug", "--gpus", "4"], "--policy, --gpus: a recorded run has its own"),
-        (["--set", "gate.enabled=no"], "--set: a recorded run has its own"),
+        (["--trace", "t1"], "--trace: not with --fidelity"),
+        (["--policy", "lug", "--gpus", "4"], "--policy, --gpus: not with --fidelity"),
+        (["--set", "gate.enabled=no"], "--set: not with --fidelity"),
         (["--solo", "missing.json"], "missing.json: No such file"),
     ],
 )
@@ -334,8 +334,8 @@ def test_a_file_that_lacks_something_says_what(tmp_path: Path) -> None:
     )
     fewer = Server(gpus=run.server.gpus[:1], period_s=5.0)
     for changed, said in (
-        (replace(run, server=None), "does not tell the GPUs that it was on"),
-        (replace(run, tasks=blind), "nobody measured how busy"),
+        (replace(run, server=None), "does not contain the GPUs of the run"),
+        (replace(run, tasks=blind), "no GPU activity"),
         (replace(run, server=fewer), "GPUs that the server no longer had"),
         (replace(run, tasks=tuple(replace(one, attempts=()) for one in run.tasks)), "no task of this run ever ran"),
     ):

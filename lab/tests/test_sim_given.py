@@ -21,8 +21,8 @@ from lab_fixtures.small_simulations import row, trace
         ("placement.policy", "lug", "--policy"),
         ("memory.sources", "history", "--memory"),
         ("window.stale_s", "1", "stale"),
-        ("queue.misfits", "wait", "is ended there"),
-        ("quota.waiting", "1", "at the submission"),
+        ("queue.misfits", "wait", "is ended"),
+        ("quota.waiting", "1", "it limits submissions"),
         ("virtual.gpus", "8", "--gpus and --gpu"),
         ("daemon.log_level", "debug", "daemon only"),
     ],
@@ -53,7 +53,7 @@ def test_a_task_that_is_too_large_is_told_which_cards_hold_it() -> None:
     assert told.value.hint.startswith("Simulate a larger card (--gpu a100-80 or --gpu h200)")
     with pytest.raises(Usage) as told:
         simulation(Request(), trace(row(memory_mib=600_000)))
-    assert told.value.hint.startswith("No card holds it")
+    assert told.value.hint.startswith("No card is large enough")
 
 
 @pytest.mark.parametrize("name", ["a100-40", "a100-40gb", "A100-40GB", "NVIDIA A100-SXM4-40GB"])
@@ -71,7 +71,7 @@ def test_a_card_that_is_not_known_has_a_neighbour() -> None:
     with pytest.raises(Usage, match="no such card") as told:
         cards.find("h20")
     assert told.value.hint.startswith("Did you mean h200?")
-    with pytest.raises(Usage, match="a card of the kind NVIDIA B200 cannot be simulated"):
+    with pytest.raises(Usage, match="the card NVIDIA B200 cannot be simulated"):
         cards.find("b200")
 
 

@@ -90,17 +90,17 @@ def test_what_changes_at_the_moment_of_a_look_is_seen_in_the_next() -> None:
 
 
 def test_tasks_that_cannot_run_there_are_named() -> None:
-    with pytest.raises(Usage, match=r"wants 2 GPUs, and there are 1") as told:
+    with pytest.raises(Usage, match=r"needs 2 GPUs, and there are 1") as told:
         simulation(Request(trace="t1", gpus=1))
     assert "--gpus 2" in told.value.hint
-    with pytest.raises(Usage, match=r"wants 70,000 GPUs") as told:
+    with pytest.raises(Usage, match=r"needs 70,000 GPUs") as told:
         simulation(Request(), sim_made.trace(row(gpus=70_000)))
     assert "--gpus" not in told.value.hint
 
 
 def test_a_policy_that_starts_nobody_ends_the_simulation() -> None:
     nobody = Policy("nobody", lambda _ask, _views, _last: [])
-    with pytest.raises(CarmaError, match="nothing runs"):
+    with pytest.raises(CarmaError, match="no task runs"):
         sim_made.simulation(row(), policy=nobody).run()
 
 
@@ -125,7 +125,7 @@ def test_why_nothing_starts_is_told_in_the_cores_own_words() -> None:
 
 
 def test_a_quota_that_lets_nobody_start_is_named() -> None:
-    with pytest.raises(CarmaError, match=r"nothing runs.*\(Quota\)"):
+    with pytest.raises(CarmaError, match=r"no task runs.*\(Quota\)"):
         simulation(Request(trace="t1", settings={"quota.gpus": "1"})).run()
 
 

@@ -75,7 +75,7 @@ def test_draws_are_of_the_class_and_fit_the_gpus_where_they_can() -> None:
 
 def test_a_class_that_the_table_does_not_have_is_named() -> None:
     urn = Urn(Table(name="mine.csv", tasks={"a": TASK}), random.Random(0))
-    with pytest.raises(BadTrace, match=r"^mine.csv: no heavy task in it$") as caught:
+    with pytest.raises(BadTrace, match=r"^mine.csv has no heavy task$") as caught:
         urn.draw("heavy")
     assert "--shares" in caught.value.hint
 

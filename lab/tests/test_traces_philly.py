@@ -74,7 +74,7 @@ def test_a_window_has_the_jobs_that_are_asked_for(
 
 
 def test_a_window_without_jobs_says_what_there_is(philly: Path) -> None:
-    with pytest.raises(BadTrace, match="no job of it is wanted") as caught:
+    with pytest.raises(BadTrace, match="no job matches") as caught:
         _import(philly, Window(cluster="nobody"))
     assert "from 2017-10-08 06:00:00 to 2017-10-11 07:30:00" in caught.value.hint
     assert "6214e9 (4), 11cb48 (2)" in caught.value.hint
@@ -154,8 +154,8 @@ def test_a_bad_row_names_its_line(tmp_path: Path, row: str, complaint: str) -> N
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("", "philly.csv: no job in it"),
-        (f"{HEADER}\n\n", "philly.csv: no job in it"),
+        ("", "philly.csv has no jobs"),
+        (f"{HEADER}\n\n", "philly.csv has no jobs"),
         ("when,who\n1,2\n", "philly.csv line 1: no column timestamp, duration, num_gpus, cluster"),
     ],
 )

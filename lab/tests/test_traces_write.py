@@ -130,7 +130,7 @@ def test_a_text_that_would_come_back_as_another_is_refused(name: str) -> None:
 
 
 def test_a_trace_without_tasks_is_not_written() -> None:
-    with pytest.raises(BadTrace, match="no task to write"):
+    with pytest.raises(BadTrace, match="no tasks to write"):
         text(Trace(name="t.csv", tasks=()))
 
 

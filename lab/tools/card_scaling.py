@@ -1,31 +1,28 @@
-"""From what a task shows on one card to what it shows on another: pure arithmetic over the cards' rates.
+"""Scales the activity of a task from one card to another, by the cards' rates. Pure.
 
-What an SM or a part of it does is conserved, and takes as long as the other card needs for it:
+The work of each part of a step is conserved and takes the time that the other card needs for it:
 
-- **idle**: no kernel runs (1 - engine activity). The processor launches or waits; that stays as long as it is.
-- **SM time** (SM activity) is cut by what bounds it. As long as DRAM moves data at the rate of a plain copy, bandwidth
-  does; as long as the tensor cores or the fp32 lanes are busy, their arithmetic does; the rest waits for instructions
-  and latency, and goes with SMs times clock. A kernel that fills few of 132 SMs fills more of 108: the same SM time,
-  over fewer SMs.
-- **narrow**: a kernel runs, but part of the SMs have nothing to do (engine activity less SM activity). Such kernels are
-  too small for the card, and stretch with the clock alone.
+- **idle**: no kernel runs (1 - engine activity); the processor launches or waits. This time stays the same.
+- **SM time** (SM activity) is divided by its bottleneck: bandwidth while DRAM moves data at the rate of a plain copy,
+  arithmetic while the tensor cores or the fp32 lanes are busy. The rest waits for instructions and latency, and scales
+  with SMs times clock. A kernel that fills few of 132 SMs fills more of 108: the same SM time, over fewer SMs.
+- **narrow**: a kernel runs, but some SMs have no work (engine activity less SM activity). Such kernels are too small
+  for the card and scale with the clock alone.
 
-From the parts follow the step on the other card and what it shows. Warps on an SM that has work stay as many (both
-kinds hold 64). Bytes of a step stay as many. Power comes from the other card's own curve over SM and DRAM activity, if
-it has one; else it is in proportion to them (weights of core/scheduling/sharing_model.py), each task with the factor
-by which it is off
-that on the first card.
+The parts give the step on the other card and its activity. The number of warps on an active SM stays the same (both
+kinds hold 64), and so do the bytes of a step. Power follows from the other card's curve over SM and DRAM activity if it
+has one. Otherwise it is proportional to them (weights of core/scheduling/sharing_model.py), with the factor by which
+the task deviates from these weights on the first card.
 
-**Loader.** `known_ms` says how long a step really takes on the other card, where that is known. Where it is longer than
-what comes out here, the difference is waiting, and every share falls in proportion. Where it is shorter, it holds: it
-is a measurement, and this is not.
+**Loader.** `known_ms` is the measured duration of a step on the other card, if known. If it is longer than the computed
+one, the difference is waiting, and every share falls in proportion. If it is shorter, the measured value is used.
 
-Assumptions, not measurements: that pipes are bound for exactly as long as they are busy, that caches catch the same
-share of traffic, and that the other machine's processor launches as fast.
+Assumptions, not measurements: pipes limit a kernel exactly while they are busy, caches catch the same share of
+traffic, and the processor of the other server launches as fast.
 
-Not blind: the parts were chosen after a look at what was published of six tasks on an A100 (an earlier cut, by peak
-arithmetic alone, made ResNet-50 a quarter too slow), and the A100's power curve is fitted on published figures of
-such tasks. So agreement with those figures is no independent proof, for power least of all.
+The parts were chosen after reading published figures of six tasks on an A100 (a first version, by peak arithmetic
+alone, made ResNet-50 a quarter too slow), and the power curve of the A100 is fitted on published figures of such tasks.
+Agreement with those figures is therefore no independent proof, least of all for power.
 """
 
 from __future__ import annotations
@@ -35,9 +32,9 @@ from carma.core.scheduling.sharing_model import POWER_OF_DRAM, POWER_OF_SM
 from carma_lab.simulator import simulated_cards
 from carma_lab.simulator.simulated_cards import Curve
 
-COPY_REACHES = 0.85  # of the peak bandwidth: what a kernel that only copies shows as DRAM activity
-FULL = 0.98  # no counter shows more than about this over seconds
-LEAST_POWER = 0.02  # of the range above idle: a card with a task on it holds its clocks up
+COPY_REACHES = 0.85  # DRAM activity of a kernel that only copies
+FULL = 0.98  # about the largest value that a counter shows over seconds
+LEAST_POWER = 0.02  # of the range above idle: a card with a task keeps its clocks high
 
 
 class Rates(Record, frozen=True, kw_only=True):
@@ -50,7 +47,7 @@ class Rates(Record, frozen=True, kw_only=True):
     dram_gbs: float
     idle_w: float
     most_w: float
-    curve: Curve | None = None  # of power, where the card has one
+    curve: Curve | None = None  # of power
 
 
 class Shown(Record, frozen=True, kw_only=True):
@@ -91,7 +88,7 @@ A100_40 = Rates(
 
 
 def scale(shown: Shown, of: Rates = H200, to: Rates = A100_40, known_ms: float | None = None) -> Scaled:
-    """What the task shows on the card `to`; see the module's text for what is assumed."""
+    """The activity of the task on the card `to`. The module docstring states the assumptions."""
     engine = _part(max(shown.gr_active, shown.sm_active))
     idle_ms = (1.0 - engine) * shown.step_ms
     narrow_ms = (engine - _part(shown.sm_active)) * shown.step_ms * of.clock_mhz / to.clock_mhz
@@ -119,10 +116,10 @@ def scale(shown: Shown, of: Rates = H200, to: Rates = A100_40, known_ms: float |
 
 
 def _sm_ms(shown: Shown, of: Rates, to: Rates) -> float:
-    """How long SMs have work on the other card, as a mean over them."""
+    """Mean busy time of an SM on the other card."""
     copies, tensor, plain = shown.dram_active / COPY_REACHES, shown.tensor_active, shown.fp32_active
     bound = copies + tensor + plain
-    over = max(1.0, bound / max(shown.sm_active, 1e-9))  # where they overlap, each counts for less
+    over = max(1.0, bound / max(shown.sm_active, 1e-9))  # overlapping parts count for less
     stretched = (
         copies * of.dram_gbs / to.dram_gbs
         + tensor * of.tensor_tflops / to.tensor_tflops
@@ -133,12 +130,12 @@ def _sm_ms(shown: Shown, of: Rates, to: Rates) -> float:
 
 
 def _warps(shown: Shown) -> float:
-    """On an SM that has work, as a share of what it holds."""
+    """Share of the warp slots in use on an active SM."""
     return min(1.0, shown.sm_occupancy / shown.sm_active) if shown.sm_active > 0 else 0.0
 
 
 def _power(shown: Shown, demand: Demand, of: Rates, to: Rates) -> float:
-    """The share of what the other card can draw above idle."""
+    """The share of the other card's power range above idle."""
     if to.curve is not None:
         return max(LEAST_POWER, to.curve.share(demand.sm_active, demand.dram_active))
     drawn = _part((shown.power_w - of.idle_w) / (of.most_w - of.idle_w))

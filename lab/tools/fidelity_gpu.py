@@ -71,7 +71,7 @@ class Recorder:
             jobs = self.jobs(daemon)
             for place, name in enumerate(names):
                 if place > 0:
-                    daemon.again(self.settings(name))
+                    daemon.restart(self.settings(name))
                 run = record_in(daemon, jobs, self.asked.limit / self.speed, partial(_say, name))
                 print(file=sys.stderr)
                 keep(run, runs[name])

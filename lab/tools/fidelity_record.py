@@ -18,7 +18,7 @@ from carma_lab.bench.machine import facts
 from carma_lab.cli.simulate_view import show
 from carma_lab.runs.from_server import recorded
 from carma_lab.runs.record import Run, write
-from carma_lab.simulator.fidelity import Fidelity, played
+from carma_lab.simulator.fidelity import Fidelity, compare_with_simulation
 from carma_lab.simulator.fidelity_solo import Known
 
 POLL_S = 0.5
@@ -86,9 +86,9 @@ def _give_up(daemon: PrivateDaemon, left: Sequence[int], say: Callable[[str], No
 
 
 def judge(run: Run, name: str, out: Path, known: Mapping[str, Known] | None = None) -> Fidelity | None:
-    """Printed, and written beside the run; None where the run cannot be played again."""
+    """Printed, and written beside the run; None where the run cannot be compare_with_simulation again."""
     try:
-        found, _ = played(run, known)
+        found, _ = compare_with_simulation(run, known)
     except CarmaError as error:
         print(f"{name}: {error}. {error.hint}")
         return None

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -30,10 +31,11 @@ from carma import __version__
 from carma.core.model.values import Demand
 from carma.core.scheduling.sharing_model import by_size, progress_rates
 from carma.traces.table import shipped_table
-from carma.trial.demand.kernel_work import StepWork, copied_bytes, work_of
-from carma.trial.demand.prediction import CONSTANTS, FIGURES, H200, LEAST_KNOWN, RATES, DemandConstants, batch_of, shown
+from carma.trial.demand.kernel_work import StepWork, work_of
+from carma.trial.demand.prediction import CONSTANTS, FIGURES, H200, LEAST_KNOWN, RATES, DemandConstants, shown
 from carma.trial.layers.column_reading import CannotTell
-from carma.trial.layers.description import Described
+from carma.trial.layers.description import HALF, Described
+from carma.trial.layers.kinds import kind_of
 from carma_lab.bench.gpu.profile_tasks import TASKS
 from carma_lab.simulator import simulated_cards
 from gpumemnet.dataset.table import read
@@ -124,6 +126,24 @@ def _truth(row: Mapping[str, float]) -> dict[str, float]:
     return {**figures, "power": simulated_cards.H200.share_of(row["power_w"]), "step_s": row["step_ms"] / 1000.0}
 
 
+def copied_bytes(described: Described) -> int:
+    """Bytes that a step of a plain loop copies from the host. Words are integers of eight bytes."""
+    first = next((layer.kind for layer in described.layers), "")
+    each = 8 if kind_of(first) == "embedding" else 2 if described.dtype in HALF else 4
+    return math.prod(described.input) * each if described.input else 0
+
+
+def joined(works: Sequence[StepWork], copied: Sequence[float] = ()) -> StepWork:
+    """Several steps as one value, which makes the fit fast. `copied`: bytes that each step copies from the host."""
+    arrays = ("kernels", "layers", "tensors", "scaled", "channels_last")
+    return StepWork(
+        **{name: np.concatenate([getattr(work, name) for work in works]) for name in arrays},
+        begins=np.cumsum([0, *(len(work.kernels) for work in works[:-1])]),
+        copied_bytes=np.array(copied or [0.0] * len(works), np.float64),
+        known=min(work.known for work in works),
+    )
+
+
 def flat(constants: DemandConstants) -> Numbers:
     """Logarithms of all constants, in the order of the fields."""
     parts = [np.ravel(np.array(value, np.float64)) for value in msgspec.structs.astuple(constants)]
@@ -143,7 +163,7 @@ def shaped(vector: Numbers) -> DemandConstants:
 def fit(runs: Sequence[Run]) -> DemandConstants:
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
-    batch = batch_of([run.work for run in runs], [run.copied for run in runs])
+    batch = joined([run.work for run in runs], [run.copied for run in runs])
     truth = {name: np.array([run.truth[name] for run in runs]) for name in (*FIGURES, "step_s")}
     start = flat(START)
 
@@ -158,7 +178,7 @@ def fit(runs: Sequence[Run]) -> DemandConstants:
 
 
 def predicted(runs: Sequence[Run], constants: DemandConstants, copies: bool = True) -> dict[str, Numbers]:
-    return shown(batch_of([run.work for run in runs], [run.copied if copies else 0.0 for run in runs]), constants, H200)
+    return shown(joined([run.work for run in runs], [run.copied if copies else 0.0 for run in runs]), constants, H200)
 
 
 def left_out(runs: Sequence[Run], groups: Sequence[int]) -> dict[str, Numbers]:
@@ -215,7 +235,7 @@ def on_an_a100(runs: Sequence[Run], constants: DemandConstants) -> dict[str, Any
     table = shipped_table().tasks
     names = {task.name: [name for name in task.trace_names if name in table] for task in TASKS}
     known = [run for run in runs if run.family == "trace" and names.get(run.name)]
-    found = demands(shown(batch_of([run.work for run in known]), constants, RATES["a100-40gb"]))
+    found = demands(shown(joined([run.work for run in known]), constants, RATES["a100-40gb"]))
     off: dict[str, list[float]] = {name: [] for name in FIGURES}
     for run, said in zip(known, found, strict=True):
         truth = table[names[run.name][0]].demand

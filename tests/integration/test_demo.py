@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 from pathlib import Path
@@ -43,6 +44,9 @@ def test_six_tasks_end_in_a_table_of_figures(tmp_path: Path, capsys: pytest.Capt
     trace.write_text("\n".join([HEADER, *ROWS]))
     code = comparison.run(comparison.Options(trace=str(trace), speed=150.0, gpus=2, json=True))
     answer = json.loads(capsys.readouterr().out)
+    assert answer["command"] == f"carma demo --trace {trace} --speed 150 --virtual-gpus 2 --json"
+    assert answer["machine"]["cores"] >= 1
+    assert datetime.date.fromisoformat(answer["date"])
     assert code == 0, answer
     for run in ("exclusive", "collocated"):
         figures = answer[run]

@@ -8,21 +8,21 @@ from msgspec.structs import replace
 from carma.core.model.settings import WarmUp, WindowRules
 from carma.demo.comparison import fast_settings
 from carma.demo.figure_table import Row, changes, plain_table, rows
-from carma.demo.figures import Ran, TaskRun, change_percent, mean, percentile, summarise, time_average
+from carma.demo.figures import ReplayedAttempt, ReplayedTask, change_percent, mean, percentile, summarise, time_average
 from carma.demo.live_view import line_of
 from carma.demo.replay import Progress, counter_between
 from carma.wire.api_types import GpuView
 
 
-def run(submitted: float, *attempts: Ran, alone_s: float = 10.0, succeeded: bool = True) -> TaskRun:
+def run(submitted: float, *attempts: ReplayedAttempt, alone_s: float = 10.0, succeeded: bool = True) -> ReplayedTask:
     ended = attempts[-1].ended_at if attempts else submitted
-    return TaskRun(
+    return ReplayedTask(
         name="t", submitted_at=submitted, ended_at=ended, alone_s=alone_s, succeeded=succeeded, attempts=attempts
     )
 
 
-def ran(started: float, ended: float, *, oom: bool = False) -> Ran:
-    return Ran(started_at=started, ended_at=ended, out_of_memory=oom)
+def ran(started: float, ended: float, *, oom: bool = False) -> ReplayedAttempt:
+    return ReplayedAttempt(started_at=started, ended_at=ended, out_of_memory=oom)
 
 
 def test_waiting_is_all_that_was_not_running() -> None:

@@ -9,6 +9,10 @@ samples (`fast_settings`). The start of processes shows as a slowdown above 1.0 
 from __future__ import annotations
 
 import contextlib
+import datetime
+import os
+import platform
+import shlex
 import shutil
 import sys
 import threading
@@ -18,9 +22,10 @@ from pathlib import Path
 
 import msgspec
 
+from carma import __version__
 from carma.core.model.values import Record
 from carma.demo import figure_table
-from carma.demo.figures import Figures
+from carma.demo.figures import ReplayFigures
 from carma.demo.live_view import REFRESH_S, live_view
 from carma.demo.replay import Replay, Stopped
 from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, ending_in_order
@@ -89,7 +94,9 @@ def _settings(options: Options, policy: str) -> PrivateSettings:
     )
 
 
-def _run_both(replays: tuple[Replay, Replay], stop: threading.Event, *, silent: bool) -> tuple[Figures, Figures]:
+def _run_both(
+    replays: tuple[Replay, Replay], stop: threading.Event, *, silent: bool
+) -> tuple[ReplayFigures, ReplayFigures]:
     """Runs both replays at once. The first error, or Ctrl-C, stops the other."""
     with ThreadPoolExecutor(max_workers=2) as pool, live_view(silent=silent) as update:
         futures = [pool.submit(replay.run) for replay in replays]
@@ -108,7 +115,7 @@ def _run_both(replays: tuple[Replay, Replay], stop: threading.Event, *, silent: 
     return _results(futures)
 
 
-def _results(futures: list[Future[Figures]]) -> tuple[Figures, Figures]:
+def _results(futures: list[Future[ReplayFigures]]) -> tuple[ReplayFigures, ReplayFigures]:
     errors = [error for error in (future.exception() for future in futures) if error is not None]
     for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
         raise error
@@ -126,10 +133,13 @@ def _opening(trace: Trace, options: Options) -> str:
 
 
 def _json(
-    options: Options, trace: Trace, results: tuple[Figures, Figures], real_s: float, kept: tuple[str, ...]
+    options: Options, trace: Trace, results: tuple[ReplayFigures, ReplayFigures], real_s: float, kept: tuple[str, ...]
 ) -> str:
     exclusive, collocated = results
     answer = {
+        "command": _command(options),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": _machine(),
         "trace": trace.name,
         "source": trace.source,
         "tasks": len(trace.tasks),
@@ -147,7 +157,31 @@ def _json(
     return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()
 
 
-def _closing(options: Options, results: tuple[Figures, Figures], real_s: float, kept: tuple[str, ...]) -> str:
+def _command(options: Options) -> str:
+    """The command with all options that are not at their defaults."""
+    flags = {"trace": "--trace", "speed": "--speed", "policy": "--policy", "gpus": "--virtual-gpus"}
+    standard = Options()
+    words = ["carma", "demo"]
+    for name, flag in flags.items():
+        if (value := getattr(options, name)) != getattr(standard, name):
+            words += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+    if options.gpu_memory_mib != standard.gpu_memory_mib:
+        words += ["--gpu-memory", f"{options.gpu_memory_mib}MiB"]
+    return shlex.join([*words, "--json"])
+
+
+def _machine() -> dict[str, object]:
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "carma": __version__,
+    }
+
+
+def _closing(
+    options: Options, results: tuple[ReplayFigures, ReplayFigures], real_s: float, kept: tuple[str, ...]
+) -> str:
     header = figure_table.Row("", "exclusive", options.policy, "change", "published")
     failed = sum(result.tasks - result.succeeded for result in results)
     lines = [

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from carma.core.model.units import show_j, show_s
-from carma.demo.figures import Figures, change_percent
+from carma.demo.figures import ReplayFigures, change_percent
 
 # Abstract of arXiv 2508.19073 v2 and v3: the best collocation policy against exclusive GPUs, one workload.
 PUBLISHED_PERCENT = {"makespan_s": -35.0, "energy_j": -15.0, "sm_active_mean": 54.0}
@@ -45,7 +45,7 @@ class Row(NamedTuple):
     published: str
 
 
-def rows(exclusive: Figures, collocated: Figures) -> list[Row]:
+def rows(exclusive: ReplayFigures, collocated: ReplayFigures) -> list[Row]:
     return [_row(field, getattr(exclusive, field), getattr(collocated, field)) for field in LINES]
 
 
@@ -56,7 +56,7 @@ def _row(field: str, before: float | None, after: float | None) -> Row:
     return Row(label, *values, *("" if percent is None else f"{percent:+.0f} %" for percent in percents))
 
 
-def changes(exclusive: Figures, collocated: Figures) -> dict[str, float | None]:
+def changes(exclusive: ReplayFigures, collocated: ReplayFigures) -> dict[str, float | None]:
     """The change of each figure, in percent."""
     return {field: change_percent(getattr(exclusive, field), getattr(collocated, field)) for field in LINES}
 

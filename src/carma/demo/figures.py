@@ -1,4 +1,4 @@
-"""What a replay comes to: waits, slowdown, makespan, energy. Pure: records in, figures out."""
+"""Figures of a replay: waits, slowdown, makespan, energy. Pure: records in, figures out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from carma.core.model.values import Record
 
 
-class Ran(Record, frozen=True, kw_only=True):
+class ReplayedAttempt(Record, frozen=True, kw_only=True):
     """One attempt that had a process."""
 
     started_at: float
@@ -16,33 +16,33 @@ class Ran(Record, frozen=True, kw_only=True):
     out_of_memory: bool = False
 
 
-class TaskRun(Record, frozen=True, kw_only=True):
-    """One task of a replay, as history tells it; times in virtual seconds on the daemon's clock."""
+class ReplayedTask(Record, frozen=True, kw_only=True):
+    """One task of a replay, from the daemon's history; times in virtual seconds of the daemon's clock."""
 
     name: str
     submitted_at: float
     ended_at: float
     alone_s: float
     succeeded: bool
-    attempts: tuple[Ran, ...]
+    attempts: tuple[ReplayedAttempt, ...]
 
     @property
     def wait_s(self) -> float:
-        """Everything that was not running: in the queue, and between attempts."""
+        """Total time without a running attempt: in the queue, and between attempts."""
         running_s = sum(attempt.ended_at - attempt.started_at for attempt in self.attempts)
         return max(0.0, self.ended_at - self.submitted_at - running_s)
 
     @property
     def slowdown(self) -> float | None:
-        """The run that succeeded against the run alone; None when none did."""
+        """Duration of the successful attempt divided by the duration alone; None without success."""
         if not self.succeeded or not self.attempts:
             return None
         last = self.attempts[-1]
         return (last.ended_at - last.started_at) / self.alone_s
 
 
-class Figures(Record, frozen=True, kw_only=True):
-    """The table's column. None: not given (a GPU without the metric), never 0."""
+class ReplayFigures(Record, frozen=True, kw_only=True):
+    """One column of the table. None: not known (a GPU without the metric), never 0."""
 
     tasks: int
     succeeded: int
@@ -58,14 +58,14 @@ class Figures(Record, frozen=True, kw_only=True):
 
 
 def summarise(
-    runs: Sequence[TaskRun], *, sm_active_mean: float | None = None, energy_j: float | None = None
-) -> Figures:
-    """All figures of one replay; `sm_active_mean` is that over all GPUs and the whole makespan."""
+    runs: Sequence[ReplayedTask], *, sm_active_mean: float | None = None, energy_j: float | None = None
+) -> ReplayFigures:
+    """All figures of one replay; `sm_active_mean` is the mean over all GPUs and the whole makespan."""
     if not runs:
-        raise ValueError("no task was run, so there is nothing to summarise")
+        raise ValueError("no task ran, so there is nothing to summarise")
     waits = [run.wait_s for run in runs]
     slowdowns = [run.slowdown for run in runs if run.slowdown is not None]
-    return Figures(
+    return ReplayFigures(
         tasks=len(runs),
         succeeded=sum(run.succeeded for run in runs),
         makespan_s=max(run.ended_at for run in runs) - min(run.submitted_at for run in runs),
@@ -85,7 +85,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Between the two nearest values, in proportion (numpy's default rule)."""
+    """Linear between the two nearest values (numpy's default rule)."""
     if not values:
         raise ValueError("a percentile needs at least one value")
     ordered = sorted(values)
@@ -96,7 +96,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def time_average(points: Sequence[tuple[float, float]], until: float) -> float | None:
-    """The mean over time of a value that holds from each (time, value) to the next one, and at last to `until`."""
+    """The mean over time of a value that holds from each (time, value) to the next one, the last one until `until`."""
     if not points or until <= points[0][0]:
         return None
     total = 0.0
@@ -106,7 +106,7 @@ def time_average(points: Sequence[tuple[float, float]], until: float) -> float |
 
 
 def change_percent(before: float | None, after: float | None) -> float | None:
-    """-35.0 for a third less; None where either is unknown or the first is 0."""
+    """Change in percent, such as -35.0; None if either value is unknown or the first is 0."""
     if before is None or after is None or before == 0:
         return None
     return 100.0 * (after - before) / before

@@ -13,7 +13,7 @@ import time
 import msgspec
 
 from carma.core.model.values import Record, TaskSpec
-from carma.demo.figures import Figures, Ran, TaskRun, mean, summarise, time_average
+from carma.demo.figures import ReplayedAttempt, ReplayedTask, ReplayFigures, mean, summarise, time_average
 from carma.errors import CarmaError
 from carma.testing.private_daemon import PrivateDaemon
 from carma.traces import Trace, TraceTask
@@ -74,7 +74,7 @@ class Replay:
         self._activity: dict[str, list[tuple[float, float]]] = {}  # by GPU
         self._energy_j: list[tuple[float, float]] = []
 
-    def run(self) -> Figures:
+    def run(self) -> ReplayFigures:
         """Submits all tasks and waits for their end. Raises Stopped when `stop` is set."""
         self._began = time.monotonic()
         server = self._client.server()
@@ -131,7 +131,7 @@ class Replay:
         last = self._activity.get(gpu.gpu)
         return msgspec.structs.replace(gpu, sm_active=last[-1][1]) if last else gpu
 
-    def _figures(self) -> Figures:
+    def _figures(self) -> ReplayFigures:
         views = {view.id: view for view in self._client.history(limit=10 * len(self._tasks))}
         missing = sorted(set(self._tasks) - set(views))
         if missing:
@@ -146,9 +146,9 @@ class Replay:
         )
 
 
-def task_run(view: TaskView, task: TraceTask) -> TaskRun:
+def task_run(view: TaskView, task: TraceTask) -> ReplayedTask:
     attempts = tuple(
-        Ran(
+        ReplayedAttempt(
             started_at=attempt.started_at,
             ended_at=attempt.ended_at,
             out_of_memory=(attempt.outcome or {}).get("kind") == "out_of_memory",
@@ -156,7 +156,7 @@ def task_run(view: TaskView, task: TraceTask) -> TaskRun:
         for attempt in view.attempts
         if attempt.started_at is not None and attempt.ended_at is not None
     )
-    return TaskRun(
+    return ReplayedTask(
         name=view.name,
         submitted_at=view.submitted_at,
         ended_at=view.ended_at if view.ended_at is not None else view.submitted_at,

@@ -97,7 +97,7 @@ class PrivateDaemon:
         self._client = Client(self.socket)
         wait_until(self._answers, START_LIMIT_S, "the private daemon did not answer within a minute")
 
-    def again(self, settings: PrivateSettings) -> None:
+    def restart(self, settings: PrivateSettings) -> None:
         """End the daemon, cancel its tasks, and start another one in the same home, with its history."""
         self._end()
         self._settings = settings
@@ -112,14 +112,14 @@ class PrivateDaemon:
 
     def _command(self) -> list[str]:
         wanted = self._settings
-        made_up = (
+        virtual = (
             *("--virtual-gpus", str(wanted.gpus)),
             *("--gpu-memory", f"{wanted.gpu_memory_mib}MiB"),
             *("--speed", f"{wanted.speed:g}"),
         )
         return [
             *(sys.executable, "-m", "carma", "up"),
-            *(made_up if wanted.gpus else ()),
+            *(virtual if wanted.gpus else ()),
             *("--policy", wanted.policy),
         ]
 
@@ -136,8 +136,8 @@ class PrivateDaemon:
         assert self._process is not None
         code = self._process.poll()
         if code is not None:
-            said = (self.home / "daemon.out").read_text(errors="replace").strip()[-2000:]
-            raise CarmaError(f"the private daemon ended with code {code}: {said or 'no output'}")
+            output = (self.home / "daemon.out").read_text(errors="replace").strip()[-2000:]
+            raise CarmaError(f"the private daemon ended with code {code}: {output or 'no output'}")
 
     def close(self) -> None:
         """End the daemon and its tasks and remove the directory. Idempotent; Ctrl-C cannot interrupt it."""

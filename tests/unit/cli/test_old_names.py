@@ -8,7 +8,7 @@ import pytest
 from carma.cli import carma
 from carma.cli.verb import Renamed
 from carma.demo import figure_table
-from carma.demo.figures import Ran, TaskRun, summarise
+from carma.demo.figures import ReplayedAttempt, ReplayedTask, summarise
 
 # verb: the flag, what it was called, a value
 OLD = {
@@ -79,8 +79,13 @@ def test_names_that_differed_are_in_no_verb_any_more() -> None:
 
 
 def test_the_json_of_the_demo_has_new_and_old_names_of_figures() -> None:
-    run = TaskRun(
-        name="a", submitted_at=0, ended_at=9, alone_s=3, succeeded=True, attempts=(Ran(started_at=5, ended_at=9),)
+    run = ReplayedTask(
+        name="a",
+        submitted_at=0,
+        ended_at=9,
+        alone_s=3,
+        succeeded=True,
+        attempts=(ReplayedAttempt(started_at=5, ended_at=9),),
     )
     figures = summarise([run], sm_active_mean=0.5)
     told = figure_table.with_old_names({"wait_mean_s": figures.wait_mean_s, "sm_active_mean": figures.sm_active_mean})

@@ -189,7 +189,7 @@ class Soak:
 
     def _retain(self, limit_s: float) -> Iterator[Figure]:
         before, size = self._attempts(), file_size(self._paths.database)
-        self._daemon.again(_settings(keep_logs_days=NEARLY_NOTHING_DAYS))
+        self._daemon.restart(_settings(keep_logs_days=NEARLY_NOTHING_DAYS))
         began_s = time.monotonic()
         while time.monotonic() - began_s < limit_s and self._attempts():
             time.sleep(0.2)

@@ -12,7 +12,7 @@ from carma.cli import parsers as parse
 from carma.cli.option_types import Function, Parsed, names, number, whole
 from carma.cli.verb import Renamed, Verb
 
-# As in bench/paper/variants.py and bench/gpu/trial*.py, which are imported only when they are used.
+# Equal to bench/paper/variants.py and bench/gpu/trial*.py, which are imported only when used.
 PAPER_PARTS = ("tables", "curves", "limits", "seeds", "philly", "speed")
 PARTS = ("tasks", "oom", "restart", "exclusive")
 RUNGS = ("mps", "framework", "watchdog", "nothing", "watchdog-jump", "mps-jump")
@@ -40,7 +40,7 @@ class Percentages(click.ParamType):  # type: ignore[type-arg]  # generic in newe
 
 
 class Words(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """`trace,horus`: names that the study itself knows."""
+    """`trace,horus`: names that the study checks."""
 
     name = "names"
 
@@ -145,14 +145,12 @@ def sampler(**flags: Any) -> int:
         "carma bench interference --percent 25,50,75 --pairs 0 --triples 0 --quadruples 0"
     ),
 )
-@click.option(
-    "--mechanism", type=click.Choice(["mps", "timeslice"]), default="mps", help="How tasks share the GPU (mps)."
-)
+@click.option("--mechanism", type=click.Choice(["mps", "timeslice"]), default="mps", help="Sharing mechanism (mps).")
 @click.option("--pairs", type=whole(0), default=70, help="Number of groups of two tasks (70).")
 @click.option("--triples", type=whole(0), default=45, help="Number of groups of three tasks (45).")
 @click.option("--quadruples", type=whole(0), default=35, help="Number of groups of four tasks (35).")
 @click.option(
-    "--percent", type=Percentages(), default=(), help="MPS thread percentages for heavy tasks beside light ones."
+    "--percent", type=Percentages(), default=(), help="MPS thread percentages of heavy tasks next to light ones."
 )
 @click.option("--seed", type=whole(0), default=1, help="Seed of the random groups (1).")
 @click.option("--seconds", type=number(0.2, 600), default=1.6, help="Measured time of a group, in seconds (1.6).")
@@ -186,13 +184,13 @@ def interference(**flags: Any) -> int:
 @click.option("--gpu", metavar="GPU", help="Index or UUID of the GPU (default: the first).")
 @_limit
 @_figures("File for the figures (collocation.json).", default="collocation.json")
-@click.option("--plot", metavar="FILE", help="File for the picture (default: PNG beside the figures).")
-@click.option("--redraw", metavar="FILE", help="Table and picture of an earlier result; measure nothing.")
+@click.option("--plot", metavar="FILE", help="File for the picture (default: a PNG in the directory of --out).")
+@click.option("--redraw", metavar="FILE", help="Table and picture of this earlier result; measure nothing.")
 def collocation(**flags: Any) -> int:
     """Throughput of 1 to 8 copies of a task on one GPU.
 
     A small and a large training task, time-sliced, under MPS and on MIG instances: throughput, activity and energy,
-    beside the published figures. Needs a GPU without other work, and torch.
+    with the published figures. Needs a GPU without other work, and torch.
     """
     from carma_lab.bench.gpu import collocation as study
 
@@ -277,16 +275,16 @@ def memory_truth(first: int | None, **flags: Any) -> int:
 @click.option(
     "--gpu", metavar="GPU", help="Card of the estimates: h200, a100-40gb (h200; a100-40gb with --published18)."
 )
-@click.option("--published18", is_flag=True, help="The 18 models of the paper, beside its figures.")
+@click.option("--published18", is_flag=True, help="The 18 models of the paper, with its figures.")
 @click.option(
     "--folds", metavar="DIR", help="Directory of workspace models that were each fitted without some families."
 )
-@click.option("--redraw", metavar="FILE", help="Tables of an earlier result; run nothing.")
+@click.option("--redraw", metavar="FILE", help="Tables of this earlier result; run nothing.")
 def estimators(first: int | None, **flags: Any) -> int:
     """Estimators against measured runs: errors, bounds, time.
 
-    TRUTH is a file of `carma bench memory-truth`. Each run's script is tried once for all estimators, two scripts in
-    parallel. A family's bounds rest on the errors of all others. Needs no GPU.
+    TRUTH is a file of `carma bench memory-truth`. Each script has one trial run for all estimators, two scripts in
+    parallel. The bounds of a family use the errors of all other families. Needs no GPU.
     """
     from carma_lab.bench.memory import compare
 
@@ -300,7 +298,7 @@ def estimators(first: int | None, **flags: Any) -> int:
 def gpumemnet(**flags: Any) -> int:
     """Time of GPUMemNet: reading a model summary, one inference.
 
-    Median and p95 of one sample at a time, beside the published times. Needs neither a GPU nor torch.
+    Median and p95 of one sample at a time, with the published times. Needs neither a GPU nor torch.
     """
     from carma_lab.bench import gpumemnet as study
 
@@ -336,7 +334,7 @@ def gpumemnet(**flags: Any) -> int:
 def paper(**flags: Any) -> int:
     """The published experiments, simulated.
 
-    The published tables beside ours, goodput's curve over the slowdown cap, the limit that no policy beats, bands over
+    The published tables with ours, goodput's curve over the slowdown cap, the lower bound for all policies, bands over
     seeds, windows of the Philly trace, and the simulator's speed; each aim with its result. A part named with --only
     replaces that part of DIR/paper.json; the others stay. Needs matplotlib and scipy, and no GPU.
     """
@@ -345,5 +343,5 @@ def paper(**flags: Any) -> int:
 
     options = study.Options(**flags)
     study.check_packages(options)
-    with simulating() as follow:
-        return study.run(options, follow=follow)
+    with simulating() as on_progress:
+        return study.run(options, on_progress=on_progress)

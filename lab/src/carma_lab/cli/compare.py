@@ -1,4 +1,4 @@
-"""`carma compare`: runs beside each other; the first one is the reference."""
+"""`carma compare`: runs side by side; the first one is the reference."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ carma compare t1-exclusive.json t1-magm.json mix-exclusive.json mix-magm.json   
 carma compare real.json simulated.json --json
 carma compare exclusive.json magm.json lug.json --out pictures
 """
-NAMED = 14  # columns for the name of a task and of a trace, at least
+NAMED = 14  # minimum width of the names of tasks and traces
 
 
 @verb("compare", examples=EXAMPLES)
@@ -87,10 +87,9 @@ def _show(found: Comparison) -> None:
     if len(found.traces) > 1:
         tables.append(overall(found))
     tables.append(changes(found))
-    named = 2 if len(found.traces) > 1 else 1  # of the last table: a task's name and its trace may be cut
-    if not all(map(_fits, tables[:-1])) or not _fits(
-        tables[-1], named
-    ):  # names that leave no room for figures stand above, by their numbers
+    named = 2 if len(found.traces) > 1 else 1  # columns of the last table that may be cut: task and trace
+    # Labels that leave no room for figures are listed first, and replaced by numbers.
+    if not all(map(_fits, tables[:-1])) or not _fits(tables[-1], named):
         numbered = {label: f"run {place}" for place, label in enumerate(found.variants, 1)}
         print_facts([(number, label) for label, number in numbered.items()])
         print()
@@ -103,7 +102,7 @@ def _show(found: Comparison) -> None:
 
 
 def _fits(table: Sequence[Sequence[str]], flexible: int = 0) -> bool:
-    """`flexible`: so many columns at its beginning may be cut."""
+    """`flexible`: number of columns at the beginning that may be cut."""
     widths = [max(map(len, column)) + 2 for column in zip(*table, strict=True)]
     widths = [min(width, NAMED) if place < flexible else width for place, width in enumerate(widths)]
     return sum(widths) - 2 <= shutil.get_terminal_size((80, 24)).columns

@@ -1,4 +1,4 @@
-"""A line on a terminal's standard error that tells how far a simulation is. Nothing where nobody looks."""
+"""Progress of a simulation on standard error, if it is a terminal; and the check of an output file for a run."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from pathlib import Path
 
 from carma.errors import CarmaError, Usage
 
-AFTER_S = 1.0  # most simulations are done by then, and nothing flickers
+AFTER_S = 1.0  # most simulations are shorter and show no progress
 BETWEEN_S = 0.2
 BAR = 10
 
-Follow = Callable[[str, int, int, float], None]  # what is simulated, tasks that have ended, all, simulated seconds
+OnCaseProgress = Callable[[str, int, int, float], None]  # name, ended tasks, all tasks, simulated seconds
 
 
 @contextlib.contextmanager
-def simulating(*, quiet: bool = False) -> Iterator[Follow | None]:
-    """None: nobody is to be told. What is printed meanwhile to standard error stands above the line."""
+def simulating(*, quiet: bool = False) -> Iterator[OnCaseProgress | None]:
+    """The progress callback; None without a terminal. Other output to standard error appears above the line."""
     if quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield None
         return
-    shown = Shown()
+    line = ProgressLine()
     try:
-        yield shown
+        yield line
     finally:
-        shown.clear()
+        line.clear()
 
 
-class Shown:
-    """Drawn when it is told something new, at most so often: no thread of its own takes time from the simulation."""
+class ProgressLine:
+    """Drawn when called, at most every 0.2 s, without a thread that would slow the simulation down."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -86,7 +86,7 @@ def _line(what: str, total: int) -> Progress:
 
 
 def check_run_file(typed: str, force: bool, *, simulated: bool) -> None:
-    """An earlier run may be written over, but no real one by a simulated one; anything else is somebody's work."""
+    """An earlier run may be overwritten, but not a real one by a simulated one; other files need --force."""
     from carma_lab.runs.record import read
     from gpumemnet.output_file import holds_something
 
@@ -95,11 +95,9 @@ def check_run_file(typed: str, force: bool, *, simulated: bool) -> None:
     try:
         there = read(Path(typed))
     except CarmaError:
-        raise Usage(
-            f"{typed} is there and holds something else than a run", "Name another file, or add --force."
-        ) from None
+        raise Usage(f"{typed} exists and is not a run", "Choose another file, or add --force.") from None
     if simulated and not there.about.simulated:
         raise Usage(
-            f"{typed} is there and holds a real run, which no simulation brings back",
-            "Name another file, or add --force.",
+            f"{typed} exists and contains a real run, which a simulation cannot restore",
+            "Choose another file, or add --force.",
         )

@@ -57,7 +57,9 @@ def command(
     _check(out, html, force, as_json)
     if run is not None:
         if since is not None or save is not None or trace is not None:
-            raise click.UsageError("--since, --save and --trace are for the server's tasks, not for a run's file")
+            raise click.UsageError(
+                "--since, --save and --trace are for the tasks of a server, not for the file of a run"
+            )
         from carma_lab.runs.record import read
 
         return _run(read(run), out, html, as_json)
@@ -94,7 +96,7 @@ def _run(run: Run, out: Path | None, html: str | None, as_json: bool) -> None:
     from carma.cli.output import print_json
     from carma_lab.reports.summary import summary
 
-    told = summary(run)
+    found = summary(run)
     written = []
     if out is not None:
         from carma_lab.reports.pictures import draw
@@ -103,12 +105,12 @@ def _run(run: Run, out: Path | None, html: str | None, as_json: bool) -> None:
     if html is not None:
         from carma_lab.reports.html_page import write
 
-        written.append(write(run, told, html))
+        written.append(write(run, found, html))
     if as_json:
-        print_json(told)
+        print_json(found)
     elif html != STDOUT:
         from carma_lab.cli.run_tables import show
 
-        show(told, run.course)
+        show(found, run.course)
     for path in written:
         say_written(str(path))

@@ -1,4 +1,4 @@
-"""A run on the terminal: figures, how they are spread, users, the course over time."""
+"""A run on the terminal: figures, distributions, users, the course over time."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def show(summary: Summary, course: Sequence[Point]) -> None:
 def _facts(summary: Summary) -> list[tuple[str, str]]:
     figures = summary.figures
     tasks = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in summary.outcomes.items())
-    ooms = f"{figures.ooms:,}, {figures.innocent_ooms:,} of them innocent" if figures.ooms else "never"
-    wasted = f"{gpu_hours(figures.wasted_gpu_s)} in attempts that came to nothing" if figures.wasted_gpu_s else ""
+    ooms = f"{figures.ooms:,}, {figures.innocent_ooms:,} of them innocent" if figures.ooms else "none"
+    wasted = f"{gpu_hours(figures.wasted_gpu_s)} in attempts without a result" if figures.wasted_gpu_s else ""
     return [
         ("with", conditions(summary.about)),
         ("makespan", show_s(figures.makespan_s)),

@@ -22,8 +22,8 @@ carma simulate --trace heavy --policy lug --memory none --set gate.enabled=no --
 carma simulate --trace ./my-trace.csv --gpus 8 --gpu h200 --out run.json
 carma simulate --fidelity real.json --solo exclusive.json
 """
-DEMANDS = ("measured", "history", "estimate", "none")  # as in carma_lab.simulator.simulation, which is slow to import
-BESIDE_FIDELITY = ("fidelity", "solo", "noise", "seed", "out", "force", "as_json")
+DEMANDS = ("measured", "history", "estimate", "none")  # equal to carma_lab.simulator.setup, which is slow to import
+WITH_FIDELITY = ("fidelity", "solo", "noise", "seed", "out", "force", "as_json")
 
 
 @verb("simulate", examples=EXAMPLES)
@@ -88,7 +88,7 @@ def command(
     Starts no process and needs no GPU: a virtual clock drives the decisions of the daemon.
 
     With --fidelity, a recorded run (carma run-report --save) is simulated with its own arrivals, policy, settings and
-    GPUs, and both are compared. docs/simulation.md says what is computed, and how far to trust it.
+    GPUs, and both are compared. docs/simulation.md describes the method and its accuracy.
     """
     if out is not None:
         _check_out(out, force, as_json)
@@ -115,11 +115,11 @@ def command(
     with simulating(quiet=as_json or out == STDOUT) as follow:
         for name in names:
             request = msgspec.convert({**given, "policy": name, "settings": settings}, Request)
-            tell = None if follow is None else functools.partial(follow, f"{Path(request.trace).name} {name}")
+            on_progress = None if follow is None else functools.partial(follow, f"{Path(request.trace).name} {name}")
             if out is None:
-                found[name] = simulation(request).run(tell)
+                found[name] = simulation(request).run(on_progress)
             else:
-                run = recorded(request, tell=tell)
+                run = recorded(request, on_progress=on_progress)
                 write(run, out)
                 found[name] = run.figures
     if out != STDOUT:
@@ -131,7 +131,9 @@ def command(
 
 def _check_out(out: str, force: bool, as_json: bool) -> None:
     if out == STDOUT and as_json:
-        raise Usage("--out - and --json both write to standard output", "Leave out one of them; a run has its figures.")
+        raise Usage(
+            "--out - and --json both write to standard output", "Omit one of them; the run includes the figures."
+        )
     check_run_file(out, force, simulated=True)
 
 
@@ -143,7 +145,7 @@ def _fidelity(
     typed = tuple(
         option.opts[0]
         for option in ctx.command.params
-        if option.name not in BESIDE_FIDELITY
+        if option.name not in WITH_FIDELITY
         and ctx.get_parameter_source(option.name or "") is not ParameterSource.DEFAULT
     )
     compare(run, solo, out, noise=noise, seed=seed, typed=typed, as_json=as_json)

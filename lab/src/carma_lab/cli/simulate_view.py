@@ -1,4 +1,4 @@
-"""`carma simulate --fidelity`: a recorded run beside the same run simulated."""
+"""The output of `carma simulate`: figures of simulated runs, and with --fidelity a recorded run and its simulation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from carma_lab.cli.progress_line import simulating
 from carma_lab.reports.figure_list import LINES, Line, shown
 from carma_lab.runs.figures import Figures
 from carma_lab.runs.record import read, write
-from carma_lab.simulator.fidelity import AIMS, Fidelity, Gap, known_from, played
+from carma_lab.simulator.fidelity import AIMS, Fidelity, Gap, compare_with_simulation, known_from
 from gpumemnet.cli.output_file_option import STDOUT, say_written
 
 HINT = "carma run-report --save FILE writes such a file."
@@ -40,25 +40,25 @@ LABELS: dict[str, tuple[str, Callable[[float], str]]] = {
     "memory_mib_mean": ("memory on a GPU", show_mib),
     "energy_j": ("energy", show_j),
 }
-HOW = {"given": "from elsewhere", "alone": "ran alone here", "inferred": "worked out from this run"}
+HOW = {"given": "from another source", "alone": "ran alone", "inferred": "derived from this run"}
 
 
 def compare(
     run: Path, solo: Path | None, out: str | None, *, noise: float, seed: int, typed: tuple[str, ...], as_json: bool
 ) -> None:
-    """`typed`: options that make no sense beside --fidelity, as they were given."""
+    """`typed`: the given options that cannot be combined with --fidelity."""
     if typed:
         raise Usage(
-            f"{', '.join(typed)}: a recorded run has its own",
-            "Beside --fidelity go --solo, --noise, --seed, --out and --json.",
+            f"{', '.join(typed)}: not with --fidelity; the recorded run has its own",
+            "Options with --fidelity: --solo, --noise, --seed, --out and --json.",
         )
     known = None if solo is None else known_from(solo)
     recorded = read(run, HINT)
     with simulating(quiet=as_json or out == STDOUT) as follow:
-        tell = None if follow is None else functools.partial(follow, run.name)
-        found, again = played(recorded, known, noise=noise, seed=seed, tell=tell)
+        on_progress = None if follow is None else functools.partial(follow, run.name)
+        found, simulated = compare_with_simulation(recorded, known, noise=noise, seed=seed, on_progress=on_progress)
     if out is not None:
-        write(again, out)
+        write(simulated, out)
     if out == STDOUT:
         return
     if as_json:
@@ -90,9 +90,9 @@ def _row(gap: Gap) -> list[str]:
 def _of_tasks(found: Fidelity) -> list[list[str]]:
     return [
         ["completion of a task, median", "", "", _share(found.task_median), f"{100 * AIMS['task_median']:.0f} %"],
-        ["nine tasks of ten within", "", "", _share(found.task_p90), ""],
-        ["mean, with its sign", "", "", _percent(found.task_signed), ""],
-        ["speed of a task, mean size", "", "", "-" if found.speed_error is None else f"{found.speed_error:.3f}", ""],
+        ["completion of a task, p90", "", "", _share(found.task_p90), ""],
+        ["completion of a task, signed mean", "", "", _percent(found.task_signed), ""],
+        ["speed of a task, mean error", "", "", "-" if found.speed_error is None else f"{found.speed_error:.3f}", ""],
     ]
 
 
@@ -103,8 +103,8 @@ def _percent(error: float | None) -> str:
 def _worst(found: Fidelity) -> None:
     ordered = sorted(found.tasks, key=lambda task: -abs(task.error))[:WORST]
     columns = [
-        Column("MOST OFF", flexible=True),
-        *(Column(title, right=True) for title in ("RECORDED", "SIMULATED", "ERROR", "ALONE", "SPEED", "SEEN")),
+        Column("LARGEST ERRORS", flexible=True),
+        *(Column(title, right=True) for title in ("RECORDED", "SIMULATED", "ERROR", "ALONE", "SPEED", "REAL SPEED")),
         Column("SOLO TIME"),
     ]
     rows = [

@@ -146,7 +146,7 @@ def import_(file: str, out: str | None, force: bool, table: str | None, **given:
     from carma_lab.traces.task_classes import Shares
 
     if given["days"] is not None and given["tasks"] is not None:
-        raise click.UsageError("--days and --tasks do not go together: each says where the window ends")
+        raise click.UsageError("--days and --tasks cannot be combined: both set the end of the window")
     window = Window(**{name: given[name] for name in ("start", "days", "tasks", "cluster", "gpus_most")})
     rules = MapRules(shares=Shares(*given["shares"]), durations=given["durations"], seed=given["seed"])
     imported = import_philly(Path(file), window, rules, _table(table))
@@ -232,7 +232,7 @@ def _table(file: str | None) -> Table:
 
 
 def _write(trace: Trace, out: str | None, force: bool) -> None:
-    """To the file, or to standard output; then what it is on standard error, so that a pipe holds the trace only."""
+    """Writes the trace to the file or to standard output, and its totals to standard error."""
     from carma.errors import Usage
     from carma.traces.schema import unreadable
     from carma_lab.traces.writer import text
@@ -240,13 +240,13 @@ def _write(trace: Trace, out: str | None, force: bool) -> None:
 
     for place, task in enumerate(trace.tasks, 1):
         if why := unreadable(task):
-            raise Usage(f"task {place} {why}", "It would be a trace that cannot be read: ask for less.")
+            raise Usage(f"task {place} {why}", "Such a trace could not be read: use smaller values.")
     spelled = text(trace)
     if out is None or out == STDOUT:
         click.echo(spelled, nl=False)
     else:
         if not force and holds_something(out) and Path(out).read_bytes() != spelled.encode():
-            raise Usage(f"{out} is there and holds something else", "Name another file, or add --force.")
+            raise Usage(f"{out} exists with other content", "Choose another file, or add --force.")
         write_file(out, spelled.encode())
     said = f"{len(trace.tasks):,} tasks, {trace.gpu_seconds / 3600:,.1f} GPU-hours, last arrival after "
     click.echo(f"{said}{trace.tasks[-1].arrival_s:,.0f} s", err=True)

@@ -1,7 +1,8 @@
-"""Runs side by side, the first as 1. Pure.
+"""Comparison of runs with the first one as reference. Pure.
 
-Runs are told apart by what differs between them (the policy, then memory source, mechanism, settings, …), and belong
-together by trace. Over several traces a variant's figure is the geometric mean of its ratios, as in published tables.
+Runs of one trace are compared. The label of a run names its policy and the other conditions that differ between the
+runs (memory source, mechanism, settings, …). Over several traces the figure of a variant is the geometric mean of its
+ratios, as in the published tables.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from carma_lab.reports.figure_list import LINES, Line, value_of
 from carma_lab.runs.figures import TaskRun
 from carma_lab.runs.record import About, Run
 
-MOST_TASKS = 5  # that differ most
-_ASIDE = ("trace", "policy", "settings", "version", "gpu", "simulated", "tasks")  # not by their value alone, or never
+MOST_TASKS = 5  # with the largest differences
+_NOT_IN_LABELS = ("trace", "policy", "settings", "version", "gpu", "simulated", "tasks")  # or with their own rule
 
 
 class TaskChange(Record, frozen=True, kw_only=True):
@@ -24,7 +25,7 @@ class TaskChange(Record, frozen=True, kw_only=True):
 
     trace: str
     variant: str
-    task: int  # its number in the first one's run
+    task: int  # its number in the first run
     name: str
     completion_s: float
     other_completion_s: float
@@ -33,18 +34,18 @@ class TaskChange(Record, frozen=True, kw_only=True):
 
 
 class Comparison(Record, frozen=True, kw_only=True):
-    """`values[trace][variant][figure]`, and the same as ratios to the first variant. None: not known, or not there."""
+    """`values[trace][variant][figure]`, and the same as ratios to the first variant. None: not known."""
 
-    variants: tuple[str, ...]  # the first one is 1
+    variants: tuple[str, ...]  # the first is the reference
     traces: tuple[str, ...]
     values: dict[str, dict[str, dict[str, float | None]]]
     ratios: dict[str, dict[str, dict[str, float | None]]]
-    overall: dict[str, dict[str, float | None]]  # over all traces: the mean ratio of a figure, the sum of a count
-    tasks: tuple[TaskChange, ...]  # whose completion changed most
+    overall: dict[str, dict[str, float | None]]  # over all traces: mean ratios, sums of counts
+    tasks: tuple[TaskChange, ...]  # with the largest changes of completion
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
-    """In the order in which they are given."""
+    """Compares runs; the first is the reference."""
     labels = variants([run.about for run in runs])
     traces = tuple(dict.fromkeys(run.about.trace for run in runs))
     found: dict[str, dict[str, Run]] = {trace: {} for trace in traces}
@@ -52,21 +53,21 @@ def compare(runs: Sequence[Run]) -> Comparison:
         if label in found[run.about.trace]:
             raise Usage(
                 f"two runs of {run.about.trace} have the same settings ({label})",
-                "Give each run once; runs of one kind differ in their seed at least.",
+                "Give each run once; runs with the same settings need different seeds.",
             )
         found[run.about.trace][label] = run
     _check_traces(runs)
     every = tuple(dict.fromkeys(labels))
     if len(every) == 1:
         raise Usage(
-            f"these runs are of {len(traces)} traces, and all under {every[0]}: there is nothing to stand beside one",
-            "Simulate a trace under another policy, too; carma run-report RUN tells of one run.",
+            f"these runs are of {len(traces)} traces and all under {every[0]}, so there is nothing to compare",
+            "Simulate a trace under another policy too; carma run-report RUN shows one run.",
         )
     lacking = [trace for trace in traces if every[0] not in found[trace]]
     if lacking:
         raise Usage(
-            f"there is no run of {lacking[0]} under {every[0]}, which the others would be compared with",
-            f"The first run is 1, for each trace: simulate {lacking[0]} under {every[0]}, too.",
+            f"there is no run of {lacking[0]} under {every[0]}, the reference of the other runs",
+            f"Each trace needs a run under the first variant: simulate {lacking[0]} under {every[0]} too.",
         )
     values = {trace: {label: _values(run) for label, run in ran.items()} for trace, ran in found.items()}
     ratios = {
@@ -83,19 +84,19 @@ def compare(runs: Sequence[Run]) -> Comparison:
 
 
 def _check_traces(runs: Sequence[Run]) -> None:
-    """Two traces of one name would be compared as one."""
+    """Refuses different traces with the same name."""
     seen: dict[str, str] = {}
     for about in (run.about for run in runs if run.about.tasks):
         if seen.setdefault(about.trace, about.tasks) != about.tasks:
             raise Usage(
-                f"the runs of {about.trace} are of different traces: their tasks are not the same",
-                "Give traces names of their own, or simulate one of them under both policies.",
+                f"the runs of {about.trace} have different tasks, so their traces differ",
+                "Give the traces different names, or simulate one of them under both policies.",
             )
 
 
 def variants(abouts: Sequence[About]) -> list[str]:
-    """The policy, and whatever else differs between these runs: `magm, memory none, gate.enabled no`."""
-    fields = [name for name in About.__struct_fields__ if name not in _ASIDE]
+    """Labels: the policy and the other differences of these runs, such as `magm, memory none, gate.enabled no`."""
+    fields = [name for name in About.__struct_fields__ if name not in _NOT_IN_LABELS]
     differing = [name for name in fields if len({getattr(about, name) for about in abouts}) > 1]
     named = sorted({name for about in abouts for name in about.settings})
     set_apart = [name for name in named if len({about.settings.get(name) for about in abouts}) > 1]
@@ -124,7 +125,7 @@ def ratio(first: float | None, own: float | None) -> float | None:
 
 
 def geo_mean(values: Sequence[float | None]) -> float | None:
-    """None where one is not known: a mean over other traces than the neighbour's compares nothing."""
+    """None if a value is not known or 0: means over different traces cannot be compared."""
     known = [value for value in values if value is not None and value > 0.0]
     if not known or len(known) < len(values):
         return None
@@ -161,7 +162,7 @@ def _changes(found: Mapping[str, Mapping[str, Run]], every: Sequence[str]) -> tu
 
 
 def _between(trace: str, label: str, first: Sequence[TaskRun], other: Sequence[TaskRun]) -> list[TaskChange]:
-    """Matched by name, and those of one name by their order of arrival: so a real run meets a simulated one."""
+    """Matches tasks by name, and tasks of one name by their order of arrival, so real and simulated runs match."""
     found = _numbered(other)
     return [
         TaskChange(

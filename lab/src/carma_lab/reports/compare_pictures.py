@@ -1,4 +1,4 @@
-"""Pictures of a comparison: bars with the first run as 1, and each policy as a point, makespan against slowdown."""
+"""Pictures of a comparison: bars relative to the first run, and a point of makespan and slowdown for each policy."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from carma_lab.reports.figure_list import LINES
 NAMES = ("bars", "cloud")
 BARS = ("makespan_s", "completion_mean_s", "wait_mean_s", "slowdown_mean", "energy_j")
 OVERALL = "geo-mean"
-SHORT = 20  # characters of a name that a legend beside a picture has room for
+SHORT = 20  # maximum length of a name in a legend beside the picture
 MARKERS = "osD^vPX*"
-_HATCHES = ("", "////", "....", "xxxx")  # where there are more variants than colours
+_HATCHES = ("", "////", "....", "xxxx")  # for more variants than colours
 
 
 def pictures(comparison: Comparison) -> list[Picture]:
     about = "Makespan, completion, wait, slowdown and energy; the first run is 1"
     found = [Picture("bars", about, functools.partial(bars, comparison))]
     if len(_points(comparison)) > 1:
-        about = "Makespan against mean slowdown, one point a policy; below and to the left is better"
+        about = "Makespan against mean slowdown, one point for each policy; lower left is better"
         found.append(Picture("cloud", about, functools.partial(cloud, comparison)))
     return found
 
@@ -33,7 +33,7 @@ def draw(comparison: Comparison, out: Path) -> list[Path]:
 
 
 def bars(comparison: Comparison) -> Any:
-    """A panel a figure, a group a trace, a bar a variant; at last the geometric mean over traces."""
+    """A panel for each figure, a group for each trace and the geometric mean, a bar for each variant."""
     fields = [field for field in BARS if any(_groups(comparison, field, label) for label in comparison.variants)]
     groups = [*comparison.traces, *([OVERALL] if len(comparison.traces) > 1 else [])]
     width = min(14.0, max(7.0, 1.2 + 0.22 * len(groups) * (len(comparison.variants) + 1)))
@@ -51,7 +51,7 @@ def bars(comparison: Comparison) -> Any:
 
 
 def _columns(names: Sequence[str], width: float) -> int:
-    """Of a legend above a picture so many inches wide."""
+    """Columns of a legend above a picture of this width in inches."""
     return max(1, int(width // (0.6 + 0.08 * max(map(len, names)))))
 
 
@@ -61,8 +61,8 @@ def _panel(axes: Any, comparison: Comparison, field: str, groups: int) -> None:
     for place, label in enumerate(comparison.variants):
         heights = _groups(comparison, field, label)
         left = [group - 0.42 + each * (place + 0.5) for group in heights]
-        look = {"color": _colour(place), "hatch": _HATCHES[place // len(PALETTE) % len(_HATCHES)]}
-        axes.bar(left, list(heights.values()), each * 0.92, label=label, edgecolor=SHEET, linewidth=0.4, **look)
+        style = {"color": _colour(place), "hatch": _HATCHES[place // len(PALETTE) % len(_HATCHES)]}
+        axes.bar(left, list(heights.values()), each * 0.92, label=label, edgecolor=SHEET, linewidth=0.4, **style)
         most = max([most, *heights.values()])
         if place and groups * len(comparison.variants) <= 30:  # the first is 1
             for at, height in zip(left, heights.values(), strict=True):
@@ -74,7 +74,7 @@ def _panel(axes: Any, comparison: Comparison, field: str, groups: int) -> None:
 
 
 def _groups(comparison: Comparison, field: str, label: str) -> dict[int, float]:
-    """Heights by the place of their group; what is not known has no bar."""
+    """Heights by index of the group; unknown values have no bar."""
     values = [comparison.ratios[trace].get(label, {}).get(field) for trace in comparison.traces]
     if len(comparison.traces) > 1:
         values.append(comparison.overall[label][field])
@@ -104,13 +104,13 @@ def cloud(comparison: Comparison) -> Any:
     made = figure(7.2, 4.8)
     axes = made.subplots()
     for place, label in enumerate(comparison.variants):
-        look = {"color": _colour(place), "marker": MARKERS[place % len(MARKERS)], "linestyle": "none"}
+        style = {"color": _colour(place), "marker": MARKERS[place % len(MARKERS)], "linestyle": "none"}
         if len(comparison.traces) > 1:
             single = _single(comparison, label)
-            axes.plot(*single, alpha=0.35, markersize=4, zorder=2, **look)
+            axes.plot(*single, alpha=0.35, markersize=4, zorder=2, **style)
         if label in (points := _points(comparison)):
             x, y = points[label]
-            axes.plot([x], [y], markersize=9, markeredgecolor=SHEET, label=label, zorder=3, **look)
+            axes.plot([x], [y], markersize=9, markeredgecolor=SHEET, label=label, zorder=3, **style)
     axes.axvline(1.0, color=GRID, linewidth=1.0, zorder=1)
     longest = max(map(len, comparison.variants))
     axes.set_xlabel(f"makespan ({comparison.variants[0] if longest <= SHORT else 'the first run'} = 1)")
@@ -120,7 +120,7 @@ def cloud(comparison: Comparison) -> Any:
     axes.margins(0.12)
     if longest <= SHORT:
         made.legend(loc="outside right upper")
-    else:  # beside them there would be little left of the picture
+    else:  # a legend beside the picture would be too wide
         made.legend(loc="outside upper left", ncols=_columns(comparison.variants, 7.2))
     return made
 

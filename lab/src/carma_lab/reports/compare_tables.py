@@ -1,4 +1,4 @@
-"""A comparison as tables of words: the first row is the head. For the terminal and for the page."""
+"""A comparison as tables for the terminal and the HTML page. The first row is the header."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write(found: Comparison, path: Path | str) -> Path:
         tables.append(section("Over all traces", overall(found), note))
     tables.append(section("Tasks whose completion differs most", changes(found)))
     drawn = [picture_section(picture) for picture in pictures(found)]
-    lead = f"{found.variants[0]} is 1. Below 1 is less: shorter, or with less energy."
+    lead = f"Ratios are relative to {found.variants[0]}. Below 1 means shorter, or less energy."
     return write_text(
         page(" and ".join([", ".join(found.variants[:-1]), found.variants[-1]]), [lead], [*tables, *drawn]), path
     )
@@ -29,7 +29,7 @@ CHANGES = "most different"
 
 
 def side_by_side(found: Comparison, trace: str) -> Table:
-    """Figures of one trace; of all but the first variant with the ratio to it."""
+    """Figures of one trace, with the ratio to the first variant."""
     ran = [label for label in found.variants if label in found.values[trace]]
     head = [trace, *(cell for place, label in enumerate(ran) for cell in ([label, "ratio"] if place else [label]))]
     rows = []
@@ -47,7 +47,7 @@ def side_by_side(found: Comparison, trace: str) -> Table:
 
 
 def overall(found: Comparison) -> Table:
-    """Over all traces: the geometric mean of ratios; counts are summed up."""
+    """Over all traces: geometric means of ratios, sums of counts."""
     rows = []
     for line in LINES:
         values = [found.overall[label][line.field] for label in found.variants]

@@ -1,8 +1,7 @@
-"""How pictures look, and how they are written: PNG, SVG, and SVG for a page. The same run gives the same bytes.
+"""Style and files of pictures: PNG, SVG, and SVG within a page. Equal runs give equal bytes.
 
-matplotlib is imported only here, and only when drawing: it comes with the extra `report`. Pictures are made without
-pyplot, which keeps a list of all of them. The colours are Okabe and Ito's, which colour-blind readers can tell apart,
-on a light ground and on a dark one.
+matplotlib is imported only when drawing. Pictures are made without pyplot, which keeps references to all figures. The
+colours are those of Okabe and Ito, which colour-blind readers can distinguish, on a light and on a dark background.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ _STYLE = {
     "font.size": 9,
     "legend.frameon": False,
     "legend.fontsize": 9,
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
+    "font.family": "DejaVu Sans",  # part of matplotlib, so equal everywhere
 }
 
 
 class Picture(NamedTuple):
-    """`make` draws it; `about` says in words what can be seen."""
+    """`make` draws it; `about` is its caption."""
 
     name: str
     about: str
@@ -58,7 +57,7 @@ class Picture(NamedTuple):
 
 
 def figure(width: float, height: float) -> Any:
-    """An empty one, so wide and so high in inches."""
+    """An empty figure with this width and height in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -66,18 +65,18 @@ def figure(width: float, height: float) -> Any:
 
 @contextlib.contextmanager
 def styled(name: str, **more: object) -> Iterator[None]:
-    """Our style, and a fixed salt for the names within an SVG; Refused where matplotlib is not installed."""
+    """The style, and a fixed salt for the ids in an SVG; Refused if matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError as error:
-        hint = "pip install matplotlib, or leave out --out and --html"
-        raise Refused("matplotlib is not installed, so no picture can be drawn", hint) from error
+        hint = "Run pip install matplotlib, or omit --out and --html."
+        raise Refused("matplotlib is not installed, so pictures cannot be drawn", hint) from error
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": f"carma-{name}", **more}):
         yield
 
 
 def save(pictures: Sequence[Picture], out: Path) -> list[Path]:
-    """Each as PNG and SVG in that directory."""
+    """Writes each picture as PNG and SVG into the directory."""
     make_folder(out)
     written = []
     for picture in pictures:
@@ -90,12 +89,12 @@ def save(pictures: Sequence[Picture], out: Path) -> list[Path]:
 
 
 def files_of(names: Iterable[str]) -> list[str]:
-    """What pictures of these names are written as."""
+    """The files of pictures with these names."""
     return [f"{name}.{kind}" for name in names for kind in ("png", "svg")]
 
 
 def _bytes(drawn: Any, kind: str) -> bytes:
-    """Without a date or a version, so that the same picture is the same bytes."""
+    """Without date and version, so that equal pictures have equal bytes."""
     svg = {"Creator": MARK, **dict.fromkeys(("Date", "Format", "Type"))}
     target = io.BytesIO()
     drawn.savefig(target, format=kind, dpi=DPI, metadata={"Software": MARK} if kind == "png" else svg)
@@ -103,12 +102,12 @@ def _bytes(drawn: Any, kind: str) -> bytes:
 
 
 def inline(picture: Picture) -> str:
-    """As an element of a page: letters stay text, and ink, grid and ground are those of the page."""
+    """The picture as an element of a page: text stays text, and three colours are those of the page."""
     with styled(picture.name, **{"svg.fonttype": "none"}):
         text = _bytes(picture.make(), "svg").decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'<g id="[^"]*"', "<g", text)  # names that every picture has
+    text = re.sub(r'<g id="[^"]*"', "<g", text)  # ids that occur in every picture
     for colour, instead in _FOLLOWING.items():
         text = text.replace(colour, instead)
     about = html.escape(picture.about)
@@ -118,7 +117,7 @@ def inline(picture: Picture) -> str:
 
 
 def span_unit(seconds: float) -> tuple[float, str]:
-    """What a time axis of this length is marked in."""
+    """Unit of a time axis of this length: seconds per unit, and its name."""
     if seconds >= 3 * 86400:
         return 86400.0, "days"
     if seconds >= 2 * 3600:

@@ -1,10 +1,10 @@
-"""How evenly users were served. Pure.
+"""Fairness between users. Pure.
 
-Finish-time fairness goes by what each user would have had on a part of the server of their own: with n users and
-G GPUs that is G/n GPUs, which may be a fraction of one, and the user's own tasks take them in the order of arrival. A
-task that gets less than it asked for goes slower in proportion. Above 1: sharing cost the user time; below 1: it gained
-some. (Themis, NSDI 2020, has the idea for one task; with the user's own queue in it, nobody is called unfairly treated
-who submitted more than a share can do.)
+Finish-time fairness compares a task's completion with its completion on a private share of the server: with n users
+and G GPUs, G/n GPUs, which may be a fraction of one. The user's own tasks get them in the order of arrival, and a task
+that gets less than it requested is slower in proportion. Above 1 sharing cost the user time; below 1 it saved time.
+Themis (NSDI 2020) defines this for one task. Here the user's own queue is included, so a user who submits more work
+than a share can do does not count as treated unfairly.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ _NOTHING = 1e-9  # of a GPU, or of a second
 class UserShare(Record, frozen=True, kw_only=True):
     user: str
     tasks: int
-    gpu_s: float  # held, in all attempts
+    gpu_s: float  # of all attempts
     wait_mean_s: float
     completion_mean_s: float
     slowdown_mean: float | None
-    finish_time_mean: float | None  # of completion over completion on a share of their own, over the user's tasks
+    finish_time_mean: float | None  # mean of completion over completion on a private share
     finish_time_max: float | None
 
 
 class Fairness(Record, frozen=True, kw_only=True):
-    """Jain's index over users: 1 where all have the same, 1/n where one has everything. None: not known."""
+    """Jain's index over users: 1 if all have the same, 1/n if one user has everything. None: not known."""
 
     users: tuple[UserShare, ...]  # by name
     jain_finish_time: float | None
     jain_slowdown: float | None
     jain_service: float | None  # of GPU time held
-    finish_time_max: float | None  # of the task that is worst off
+    finish_time_max: float | None  # of the worst task
 
 
 def fairness(tasks: Sequence[TaskRun], gpus: int) -> Fairness | None:
-    """None with fewer than two users: there is nobody to be fair to."""
+    """None with fewer than two users."""
     by_user: dict[str, list[TaskRun]] = {}
     for task in tasks:
         by_user.setdefault(task.user, []).append(task)
@@ -59,7 +59,7 @@ def fairness(tasks: Sequence[TaskRun], gpus: int) -> Fairness | None:
 
 
 def jain(values: Sequence[float | None]) -> float | None:
-    """(Σx)² / (n · Σx²). None where a value is not known, or all are 0."""
+    """(Σx)² / (n · Σx²). None if a value is not known or all are 0."""
     known = [value for value in values if value is not None]
     squares = sum(value * value for value in known)
     if len(known) < len(values) or not squares:
@@ -83,9 +83,9 @@ def _user(name: str, tasks: Sequence[TaskRun], share: float) -> UserShare:
 
 
 def finish_times(tasks: Sequence[TaskRun], share: float) -> list[float]:
-    """Of each task that succeeded: its completion over its completion on `share` GPUs that no other user has.
+    """For each task that succeeded: its completion divided by its completion on `share` private GPUs.
 
-    Empty where a task's run alone is not known: what the others would have waited for it is not known either.
+    Empty if the duration alone of any task is not known, because the wait of the others depends on it.
     """
     ordered = sorted(tasks, key=lambda task: (task.arrival_s, task.task))
     alone = [task.alone_s for task in ordered if task.alone_s is not None]
@@ -100,33 +100,33 @@ def finish_times(tasks: Sequence[TaskRun], share: float) -> list[float]:
 
 
 def on_a_share(work: Sequence[tuple[float, int, float]], share: float) -> list[float]:
-    """When each (arrival, GPUs, seconds alone) would end on `share` GPUs. Who came first is served first."""
+    """End of each (arrival, GPUs, seconds alone) on `share` GPUs, in the order of arrival."""
     ends = [0.0] * len(work)
     left = [seconds for _, _, seconds in work]
-    here: deque[int] = deque()  # in the order of arrival
+    present: deque[int] = deque()  # in the order of arrival
     now, coming = 0.0, 0
-    while here or coming < len(work):
-        now = now if here else max(now, work[coming][0])
+    while present or coming < len(work):
+        now = now if present else max(now, work[coming][0])
         while coming < len(work) and work[coming][0] <= now:
-            here.append(coming)
+            present.append(coming)
             coming += 1
-        served = _served(work, here, share)
+        served = _served(work, present, share)
         done_at = {place: now + left[place] / rate for place, rate in served.items()}
         next_arrival = [work[coming][0]] if coming < len(work) else []
         until = min([*done_at.values(), *next_arrival])
         for place, rate in served.items():
             left[place] -= rate * (until - now)
             ends[place] = until
-        here.extendleft(reversed([place for place in served if done_at[place] > until]))
+        present.extendleft(reversed([place for place in served if done_at[place] > until]))
         now = until
     return ends
 
 
-def _served(work: Sequence[tuple[float, int, float]], here: deque[int], share: float) -> dict[int, float]:
-    """Takes those from the front that get a part of the share, each with its speed."""
+def _served(work: Sequence[tuple[float, int, float]], present: deque[int], share: float) -> dict[int, float]:
+    """Removes the tasks from the front that get a part of the share, with their speeds."""
     served = {}
-    while here and share > _NOTHING:
-        place = here.popleft()
+    while present and share > _NOTHING:
+        place = present.popleft()
         taken = min(share, float(work[place][1]))
         share -= taken
         served[place] = taken / work[place][1]

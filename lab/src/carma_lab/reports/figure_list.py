@@ -1,4 +1,4 @@
-"""The figures of a run with their names and units: one list for all tables and pictures."""
+"""The figures of a run with their names and units, for all tables and pictures; tables in Markdown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Line(NamedTuple):
     field: str  # of Figures
     label: str
     show: Callable[[Any], str]
-    counted: bool = False  # a count, which may be 0: compared as it is, not as a ratio
+    counted: bool = False  # a count, which may be 0 and has no ratio
 
 
 def times(value: float) -> str:
@@ -90,7 +90,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A bar would end the cell, a newline the row."""
+    """Escaped: a bar would end the cell, a newline the row."""
     return " ".join(text.split()).replace("|", "\\|")
 
 

@@ -1,4 +1,4 @@
-"""Who ran where, and when: one bar an attempt, on the GPUs that it had."""
+"""Gantt chart: one bar for each attempt on each of its GPUs."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from carma_lab.reports.figure_list import title
 from carma_lab.runs.figures import TaskRun
 from carma_lab.runs.record import Run
 
-MOST_TASKS = 200  # more cannot be told apart
+MOST_TASKS = 200  # more bars cannot be distinguished
 WIDTH_IN = 9.0
-_DARK = (BLUE, VERMILION, GREEN)  # white letters can be read on them
-_WHITE, _BLACK = "#ffffff", "#111111"  # on bars, whose colours do not follow the page's
+_DARK = (BLUE, VERMILION, GREEN)  # with white letters
+_WHITE, _BLACK = "#ffffff", "#111111"  # letters on bars, independent of the page's colours
 
 
 class Bar(NamedTuple):
     task: int
     user: str
     gpu: int
-    lane: int  # beside others on the same GPU
+    lane: int  # row within the GPU
     begin_s: float
     end_s: float
     outcome: str
 
 
 def bars(tasks: Sequence[TaskRun]) -> list[Bar]:
-    """By GPU and time; each in the first lane of its GPU that is free. Times from the first arrival on."""
+    """Bars by GPU and time, each in the first free lane of its GPU. Times since the first arrival."""
     start_s = min(task.arrival_s for task in tasks)
     found = sorted(
         (gpu, one.placed_at - start_s, one.ended_at - start_s, task.task, task.user, one.outcome)
@@ -74,7 +74,7 @@ def gantt(run: Run) -> Any:
 
 
 def _colours(tasks: Sequence[TaskRun]) -> dict[str, str]:
-    """One a user where there are a few; else one for all."""
+    """One colour for each user if there are few; otherwise one for all."""
     users = sorted({task.user for task in tasks})
     usable = (BLUE, GREEN, PURPLE, SKY, ORANGE)
     return dict(zip(users, usable if 1 < len(users) <= len(usable) else [BLUE] * len(users), strict=False))
@@ -85,7 +85,7 @@ def _draw(axes: Any, bar: Bar, row: float, unit_s: float, length_s: float, colou
     hatch = "" if bar.outcome == "succeeded" else "////" if _oom(bar) else "...."
     left, width = bar.begin_s / unit_s, (bar.end_s - bar.begin_s) / unit_s
     axes.barh(row, width, 0.92, left=left, color=colour, hatch=hatch, edgecolor=SHEET, linewidth=0.5)
-    if bar.outcome != "succeeded":  # which often took less than can be seen
+    if bar.outcome != "succeeded":  # often too short to be visible
         axes.plot([left], [row], marker="x", markersize=5, markeredgewidth=1.4, color=INK, clip_on=False)
     letters = str(bar.task)
     if (bar.end_s - bar.begin_s) / length_s * WIDTH_IN * 0.88 > 0.06 + 0.065 * len(letters):

@@ -1,5 +1,5 @@
-"""One HTML page of a run: tables and pictures, nothing from elsewhere and no program in it. Light or dark as the reader
-has it."""
+"""One HTML page of a run with tables and pictures, without external files and scripts. Light or dark as the browser
+requests."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ figure { margin: 1em 0; overflow-x: auto; } svg { width: 100%; min-width: 40em; 
 svg text { font-family: system-ui, sans-serif !important; }
 .wide { overflow-x: auto; } footer { margin-top: 3em; font-size: .85em; }
 """
-Table = Sequence[Sequence[str]]  # the first row is its head
+Table = Sequence[Sequence[str]]  # the first row is the header
 
 
-def write(run: Run, told: Summary, path: Path | str) -> Path:
-    text = page(title(run.about), [conditions(run.about)], [*_tables(told), *_pictures(pictures(run))])
+def write(run: Run, found: Summary, path: Path | str) -> Path:
+    text = page(title(run.about), [conditions(run.about)], [*_tables(found), *_pictures(pictures(run))])
     return write_text(text, path)
 
 
@@ -75,24 +75,26 @@ def picture_section(picture: Picture) -> str:
     return f"<h2>{escape(picture.about)}</h2>\n<figure>{inline(picture)}</figure>"
 
 
-def _tables(told: Summary) -> list[str]:
-    figures = [["figure", "value"], *([line.label, shown(line, value_of(told.figures, line))] for line in LINES)]
+def _tables(summary: Summary) -> list[str]:
+    figures = [["figure", "value"], *([line.label, shown(line, value_of(summary.figures, line))] for line in LINES)]
     spreads = [
         ["of tasks", "mean", "p50", "p95", "max", "tasks"],
-        _spread("wait", told.wait_s, seconds=True),
-        _spread("run", told.run_s, seconds=True),
-        _spread("completion", told.completion_s, seconds=True),
-        _spread("slowdown", told.slowdown, seconds=False),
+        _spread("wait", summary.wait_s, seconds=True),
+        _spread("run", summary.run_s, seconds=True),
+        _spread("completion", summary.completion_s, seconds=True),
+        _spread("slowdown", summary.slowdown, seconds=False),
     ]
-    found = [section("Figures", figures), section("How they are spread", spreads)]
-    if len(told.outcomes) > 1 or len(told.attempts) > 1:
+    sections = [section("Figures", figures), section("Distributions", spreads)]
+    if len(summary.outcomes) > 1 or len(summary.attempts) > 1:
         rows = [["outcome", "tasks", "attempts"]]
-        for kind in dict.fromkeys([*told.outcomes, *told.attempts]):
-            rows.append([kind.replace("_", " "), str(told.outcomes.get(kind, 0)), str(told.attempts.get(kind, 0))])
-        found.append(section("How they ended", rows))
-    if told.fairness is not None:
-        found.append(_users(told.fairness))
-    return found
+        for kind in dict.fromkeys([*summary.outcomes, *summary.attempts]):
+            rows.append(
+                [kind.replace("_", " "), str(summary.outcomes.get(kind, 0)), str(summary.attempts.get(kind, 0))]
+            )
+        sections.append(section("Outcomes", rows))
+    if summary.fairness is not None:
+        sections.append(_users(summary.fairness))
+    return sections
 
 
 def _spread(label: str, spread: Spread | None, *, seconds: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""Pictures of one run: the GPUs over time, how waiting, completion and slowdown are spread, who ran where."""
+"""Pictures of one run: the GPUs over time, distributions of wait, completion and slowdown, and a Gantt chart."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Panel(NamedTuple):
     label: str
     scale: float
     curves: tuple[Curve, ...]
-    most: float | None = None  # the axis ends there
+    most: float | None = None  # end of the axis
 
 
 PANELS = (
@@ -61,15 +61,15 @@ NAMES = ("course", "spread", "gantt")
 
 
 def pictures(run: Run) -> list[Picture]:
-    """Those that there is something to draw for."""
+    """The pictures for which the run has data."""
     found = []
     if len(run.course) > 1:
         about = "Activity, memory and power of the GPUs, running and waiting tasks over time"
         found.append(Picture("course", about, functools.partial(course, run)))
-    about = "Which share of the tasks had at most so much completion time, wait and slowdown"
+    about = "Cumulative distributions of completion, wait and slowdown"
     found.append(Picture("spread", about, functools.partial(spread, run)))
     if any(task.attempts for task in run.tasks):
-        found.append(Picture("gantt", "Which task ran on which GPU, and when", functools.partial(gantt, run)))
+        found.append(Picture("gantt", "Tasks on each GPU over time", functools.partial(gantt, run)))
     return found
 
 
@@ -78,7 +78,7 @@ def draw(run: Run, out: Path) -> list[Path]:
 
 
 def course(run: Run) -> Any:
-    """Means over all GPUs. What nobody measured has no panel."""
+    """Means over all GPUs. Values that were not measured have no panel."""
     panels = [panel for panel in PANELS if any(_known(run.course, curve.field) for curve in panel.curves)]
     unit_s, unit = span_unit(run.course[-1].at_s)
     hours = [point.at_s / unit_s for point in run.course]
@@ -109,7 +109,7 @@ def _scaled(value: float | None, scale: float) -> float:
 
 
 def spread(run: Run) -> Any:
-    """Cumulative: at the height 0.95 lies p95. Slowdown only where it is known."""
+    """Cumulative distributions; p95 is at the height 0.95. Slowdown only if known."""
     completion_s, wait_s = completions(run.tasks), waits(run.tasks)
     unit_s, unit = span_unit(max([*completion_s, *wait_s]))
     drawn = [
@@ -134,7 +134,7 @@ def spread(run: Run) -> Any:
 
 
 def _mark(axes: Any, value: float, share: float) -> None:
-    """p50 or p95, with its label on the side where there is room."""
+    """p50 or p95, with its label on the side with more room."""
     least, most = axes.get_xlim()
     right = value > least + 0.6 * (most - least)
     axes.plot([value], [share], marker="o", markersize=4, color=INK)
@@ -148,7 +148,7 @@ def _mark(axes: Any, value: float, share: float) -> None:
     )
 
 
-def cumulative(axes: Any, values: Sequence[float], least: float, **look: object) -> None:
+def cumulative(axes: Any, values: Sequence[float], least: float, **style: object) -> None:
     ordered = sorted(values)
     heights = [place / len(ordered) for place in range(len(ordered) + 1)]
-    axes.plot([min(least, ordered[0]), *ordered], heights, drawstyle="steps-post", linewidth=1.6, **look)
+    axes.plot([min(least, ordered[0]), *ordered], heights, drawstyle="steps-post", linewidth=1.6, **style)

@@ -1,4 +1,4 @@
-"""What is said of a run beyond its figures: how they are spread, how attempts ended, how fair it was. Pure."""
+"""Summary of a run beyond its figures: distributions, outcomes and fairness. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from carma_lab.runs.record import About, Point, Run
 
 
 class Spread(Record, frozen=True, kw_only=True):
-    """One figure over tasks. `count` is how many of them have it."""
+    """Distribution of one figure over tasks. `count` is the number of tasks that have it."""
 
     count: int
     mean: float
@@ -22,7 +22,7 @@ class Spread(Record, frozen=True, kw_only=True):
 
 
 class Summary(Record, frozen=True, kw_only=True):
-    """What `carma run-report RUN --json` prints. None: not known."""
+    """The output of `carma run-report RUN --json`. None: not known."""
 
     about: About
     figures: Figures
@@ -30,8 +30,8 @@ class Summary(Record, frozen=True, kw_only=True):
     run_s: Spread | None  # the last attempt of tasks that succeeded
     completion_s: Spread | None
     slowdown: Spread | None
-    outcomes: dict[str, int]  # how tasks ended, the most frequent first
-    attempts: dict[str, int]  # the same of attempts
+    outcomes: dict[str, int]  # of tasks, the most frequent first
+    attempts: dict[str, int]  # outcomes of attempts
     fairness: Fairness | None  # None: fewer than two users
 
 
@@ -75,7 +75,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def thinned(course: Sequence[Point], most: int) -> list[Point]:
-    """At most so many points, each the mean over its part of the run. What is not known anywhere in it is None."""
+    """At most `most` points, each the mean over its part of the run; None if not known in the whole part."""
     size = -(-len(course) // most) if course else 1
     return [_joined(course[place : place + size]) for place in range(0, len(course), size)]
 

@@ -1,1 +1,1 @@
-"""A run on record, simulated or real: the file format, its figures, and how a server's tasks become one."""
+"""Recorded runs, simulated or real: the file format, its figures, and the tasks of a server as a run."""

@@ -1,14 +1,15 @@
-"""What a run comes to, simulated or real. Pure: records in, figures out. None: nobody knows, which is never 0."""
+"""Figures of a run, simulated or real. Pure. None means not known; it is never replaced by 0."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from carma.core.model.values import Activity, Demand, Estimate, Record
+from carma.demo.figures import percentile
 
 
 class Ran(Record, frozen=True, kw_only=True):
-    """One attempt. Of what was seen of it, None is what nobody knows; its GPUs are alike in it."""
+    """One attempt. None: not known. Figures are equal for all of its GPUs."""
 
     gpus: tuple[int, ...]
     placed_at: float
@@ -17,23 +18,23 @@ class Ran(Record, frozen=True, kw_only=True):
     blame: str = ""  # for an OOM: own, neighbour, unknown
     started_at: float | None = None  # its process
     used_s: float | None = None  # from its first use of a GPU to its end
-    ramp_s: float | None = None  # of that, until its memory was at its peak
-    memory_mib: int | None = None  # that peak, on each of its GPUs
+    ramp_s: float | None = None  # from its first use of a GPU to its peak of memory
+    memory_mib: int | None = None  # peak on each of its GPUs
     asked_mib: int | None = None  # for an OOM: the allocation that failed
-    activity: Activity | None = None  # its own share of each GPU's, the mean over `used_s`
+    activity: Activity | None = None  # its share of the activity of each GPU, mean over `used_s`
     energy_j: float | None = None  # of all its GPUs, above idle
 
     @property
     def first_use(self) -> float:
-        """When it first touched a GPU; its placement, where nobody knows."""
+        """Time of its first use of a GPU; that of its placement if not known."""
         return self.placed_at if self.used_s is None else max(self.placed_at, self.ended_at - self.used_s)
 
 
 class Asked(Record, frozen=True, kw_only=True):
-    """What was asked for with a task, and what was thought of it: all that a decision knows beforehand."""
+    """Submission options and estimate of a task: the knowledge of a decision before the task runs."""
 
     estimate: Estimate | None = None
-    estimated_s: float = 0.0  # from its submission until that was known
+    estimated_s: float = 0.0  # from its submission to the estimate
     priority: int = 0
     exclusive: bool = False
     time_limit_s: float | None = None
@@ -46,34 +47,34 @@ class TaskRun(Record, frozen=True, kw_only=True):
     gpus: int
     arrival_s: float
     ended_s: float
-    alone_s: float | None  # its whole run with its GPUs for itself; None: not known, as in most real runs
+    alone_s: float | None  # duration alone on its GPUs; None: not known, as in most real runs
     attempts: tuple[Ran, ...]
     outcome: str
-    asked: Asked | None = None  # None: nobody noted it
-    demand: Demand | None = None  # what it keeps busy with its GPUs for itself; None: not known, as in real runs
-    busy_gpus: int = 0  # of its GPUs, those that it works on; 0: all, as far as is known
+    asked: Asked | None = None  # None: not recorded
+    demand: Demand | None = None  # None: not known, as in real runs
+    busy_gpus: int = 0  # number of its GPUs that it works on; 0: all, or not known
 
     @property
     def ran_s(self) -> float:
-        """The last attempt, which is the whole run where it succeeded; and those that were asked to save before it."""
+        """Duration of the last attempt and of earlier attempts that were preempted."""
         counted = (*(one for one in self.attempts[:-1] if one.outcome == "preempted"), *self.attempts[-1:])
         return sum(one.ended_at - one.placed_at for one in counted)
 
     @property
     def wait_s(self) -> float:
-        """All the time in which it did not run."""
+        """Total time in which it did not run."""
         return self.ended_s - self.arrival_s - sum(one.ended_at - one.placed_at for one in self.attempts)
 
     @property
     def slowdown(self) -> float | None:
-        """None: it did not succeed, or nobody knows how long it takes alone."""
+        """None: it did not succeed, or its duration alone is not known."""
         return self.ran_s / self.alone_s if self.alone_s and self.outcome == "succeeded" else None
 
 
 class Figures(Record, frozen=True, kw_only=True):
-    """Times in seconds; means over all tasks that succeeded (slowdown, run) or all tasks (the others).
+    """Times in seconds. Slowdown and run time are means over tasks that succeeded, the others over all tasks.
 
-    None: a real run cannot tell (nobody measured it, or no task's run alone is known).
+    None: not known in a real run (not measured, or no duration alone is known).
     """
 
     makespan_s: float
@@ -87,7 +88,7 @@ class Figures(Record, frozen=True, kw_only=True):
     run_mean_s: float
     ooms: int
     innocent_ooms: int
-    wasted_gpu_s: float  # in attempts that came to nothing
+    wasted_gpu_s: float  # in attempts without a result
     energy_j: float | None
     sm_active_mean: float | None
     sm_occupancy_mean: float | None
@@ -96,8 +97,8 @@ class Figures(Record, frozen=True, kw_only=True):
     power_w_mean: float | None
     tasks: int
     failed: int
-    took_s: float | None  # to simulate it
-    preemptions: int = 0  # so often a task was asked to save and left
+    took_s: float | None  # duration of the simulation
+    preemptions: int = 0
 
 
 def figures(runs: Sequence[TaskRun], *, took_s: float | None, **of_gpus: float | None) -> Figures:
@@ -138,11 +139,5 @@ def mean(values: Sequence[float]) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Between neighbours along a straight line."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * share
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    """Linear between the two nearest values; 0 without values."""
+    return percentile(values, 100.0 * share) if values else 0.0

@@ -1,7 +1,7 @@
-"""A server's tasks as a run: what its history tells, in the form of a simulated one. What nobody measured is None.
+"""The history of a server as a run, in the format of a simulated one. Values that were not measured are None.
 
-Activity, energy and memory are known of attempts, as means, sums and peaks since their first use of a GPU; over time
-they are worked out from these, evenly. So a course shows who was there, and not the ups and downs within an attempt.
+Activity, energy and memory are known for each attempt, as means, sums and peaks since its first use of a GPU. The
+course over time spreads them evenly, so it does not show variations within an attempt.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from carma_lab.runs.replay_notes import (
 
 DAY_S = 86400.0
 POINTS = 500
-UNMEASURED = 0.05  # of attempts' time that may be without a figure, which then counts as 0; with more, it is not known
+UNMEASURED = 0.05  # maximum share of the attempts' time without a figure, which then counts as 0; above, None
 
 
 class Piece(NamedTuple):
@@ -43,12 +43,14 @@ class Piece(NamedTuple):
 
 
 def recorded(client: Client, since: float | None, trace: Trace | None = None) -> Run:
-    """All users' tasks that ended since then (within a day). `trace` says how long they take alone, by name."""
+    """The tasks of all users that ended since then (default: one day). `trace`: their durations alone, by name."""
     server = client.server()
     since = server.now - DAY_S if since is None else since
     views = [view for view in client.history(user="all", since=since, limit=MOST_LISTED) if view.ended_at is not None]
     if not views:
-        raise NotFound("no task has ended since then", "--since 7d goes back further; carma queue shows what runs")
+        raise NotFound(
+            "no task has ended since then", "Use an earlier start, such as --since 7d. carma queue shows running tasks."
+        )
     gpus, settings = client.gpus(), client.settings()
     about = About(
         simulated=False,
@@ -67,13 +69,13 @@ def recorded(client: Client, since: float | None, trace: Trace | None = None) ->
 
 
 def mechanism_of(views: Iterable[TaskView], wanted: str) -> str:
-    """How tasks really shared; `auto` where that is what the server's settings say and no task tells."""
+    """The mechanism in use; `auto` if the settings say so and no attempt has a mechanism."""
     seen = Counter(one.mechanism for view in views for one in view.attempts if one.mechanism is not None)
     return seen.most_common(1)[0][0] if wanted == "auto" and seen else wanted
 
 
 def alone_by_name(trace: Trace | None) -> dict[str, float]:
-    """Names that stand for runs of different lengths are left out: nobody could say which one it was."""
+    """Durations by name. Names with several different durations are left out."""
     found: dict[str, set[float]] = {}
     for task in trace.tasks if trace is not None else ():
         found.setdefault(task.name, set()).add(task.seconds)
@@ -89,12 +91,12 @@ def real_run(
     server: Server | None = None,
     stories: Stories | None = None,
 ) -> Run:
-    """Pure. Times are counted from the first submission. `idle_w`: of a GPU with nobody on it. `stories`: of tasks."""
+    """Pure. Times count from the first submission. `idle_w`: power of an idle GPU. `stories`: events of the tasks."""
     views = sorted(views, key=lambda view: (view.submitted_at, view.id))
     start = views[0].submitted_at
     index = _indices(views, gpus)
-    told, period_s = stories or {}, 0.0 if server is None else server.period_s
-    tasks = tuple(_task(view, start, index, alone.get(view.name), told.get(view.id, ()), period_s) for view in views)
+    events, period_s = stories or {}, 0.0 if server is None else server.period_s
+    tasks = tuple(_task(view, start, index, alone.get(view.name), events.get(view.id, ()), period_s) for view in views)
     course = _course(tasks, _measured(views, start), about.gpus, idle_w)
     means = {name: _over(course, name) for name in ("sm_active", "sm_occupancy", "dram_active", "memory_mib")}
     power_w = _over(course, "power_w")
@@ -109,7 +111,7 @@ def real_run(
 
 
 def _indices(views: Iterable[TaskView], gpus: Iterable[GpuView]) -> dict[str, int]:
-    """Of those that are here; then of those that were."""
+    """Indices of the present GPUs, followed by those that are gone."""
     found = {gpu.gpu: gpu.index for gpu in gpus}
     gone = sorted({gpu for view in views for one in view.attempts for gpu in one.gpus} - set(found))
     first = 1 + max(found.values(), default=-1)
@@ -140,10 +142,10 @@ def _task(
 
 
 def _measured(views: Iterable[TaskView], start: float) -> dict[str, list[Piece]]:
-    """What was seen of attempts, summed over the GPUs of each. Power is above what the idle GPUs would draw.
+    """Measured values of attempts, summed over the GPUs of each. Power is above the idle power.
 
-    Where the server sees who is on its GPUs, an attempt that it never saw there had nothing of them: it failed before
-    it came so far, or needs no GPU. That is known, however long it took. Where nobody was ever seen, nothing is known.
+    If the server sees processes on its GPUs, an attempt without any process there used no GPU: it failed before, or
+    needs none. If no process was ever seen, nothing is known.
     """
     views = list(views)
     sees = any(one.observed_mib is not None for view in views for one in view.attempts)
@@ -168,7 +170,7 @@ def _measured(views: Iterable[TaskView], start: float) -> dict[str, list[Piece]]
 
 
 def idle_w_of(report: Report) -> float | None:
-    """What a GPU draws with nobody on it, on average, by the hourly records; None where a GPU's are without energy."""
+    """Mean idle power of a GPU by the hourly records; None if the records of a GPU have no energy."""
     watched_s = sum(gpu.watched_s for gpu in report.gpus if gpu.energy_j is not None)
     if not watched_s or any(gpu.energy_j is None for gpu in report.gpus if gpu.watched_s or gpu.index is not None):
         return None
@@ -180,9 +182,9 @@ def _course(
 ) -> tuple[Point, ...]:
     end_s = max(max(task.ended_s for task in tasks), 1e-6)
     edges = [end_s * place / POINTS for place in range(POINTS + 1)]
-    there = binned([Piece(task.arrival_s, task.ended_s, 1.0) for task in tasks], edges)
+    present = binned([Piece(task.arrival_s, task.ended_s, 1.0) for task in tasks], edges)
     ran = binned([Piece(one.placed_at, one.ended_at, 1.0) for task in tasks for one in task.attempts], edges)
-    assert there is not None
+    assert present is not None
     assert ran is not None
     seen = {name: binned(pieces, edges) for name, pieces in measured.items()}
     above = {"power_w": idle_w or 0.0}
@@ -192,7 +194,7 @@ def _course(
         Point(
             at_s=edges[place + 1],
             running=ran[place],
-            waiting=max(0.0, there[place] - ran[place]),
+            waiting=max(0.0, present[place] - ran[place]),
             **{
                 name: None if values is None else values[place] / gpus + above.get(name, 0.0)
                 for name, values in seen.items()
@@ -203,7 +205,7 @@ def _course(
 
 
 def binned(pieces: Sequence[Piece], edges: Sequence[float]) -> list[float] | None:
-    """The mean of their sum between each two edges. None where too much of it is not known."""
+    """Mean of the sum of the pieces between each two edges. None if too much of it is not known."""
     whole_s = sum(piece.end_s - piece.begin_s for piece in pieces)
     unknown_s = sum(piece.end_s - piece.begin_s for piece in pieces if piece.value is None)
     if unknown_s > UNMEASURED * whole_s:
@@ -225,6 +227,6 @@ def binned(pieces: Sequence[Piece], edges: Sequence[float]) -> list[float] | Non
 
 
 def _over(course: Sequence[Point], name: str) -> float | None:
-    """Over the whole run; all steps are of one length."""
+    """Mean over the run; all steps have the same length."""
     values = [value for point in course if (value := getattr(point, name)) is not None]
     return mean(values) if values else None

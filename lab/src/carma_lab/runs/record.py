@@ -1,6 +1,6 @@
-"""A run on paper: what was asked for, what came of it, every task, and the GPUs over time. One JSON file.
+"""The file of a run: its conditions, figures, tasks, and the course of the GPUs over time, as JSON.
 
-A run of the daemon is written in the same form, so that whoever reads one reads both.
+Simulated runs and runs of a daemon have the same format.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORMAT = 1
 MOST_POINTS = 1000
 FIRST_STEP_S = 30.0
 HINT = "carma simulate --out FILE writes such a file."
-ROUNDING = 1e-6  # of sums: a wait of nothing may come out below 0
+ROUNDING = 1e-6  # a wait of 0 may be slightly negative by rounding
 
 
 class Point(Record, frozen=True, kw_only=True):
@@ -46,33 +46,33 @@ class About(Record, frozen=True, kw_only=True):
     gpus: int
     seed: int = 0
     noise: float = 0.0
-    demand: str = ""  # what was known of tasks before they ran; empty: the file does not tell
+    demand: str = ""  # knowledge of tasks before they ran; empty: not recorded
     settings: dict[str, str] = {}
     version: str = ""
-    tasks: str = ""  # a digest of the trace's tasks, whatever it is called; empty: the file does not tell
+    tasks: str = ""  # digest of the tasks of the trace; empty: not recorded
 
 
 class GpuOf(Record, frozen=True, kw_only=True):
-    """One GPU of the server that a run was on."""
+    """One GPU of the server of a run."""
 
     gpu: str  # UUID
     index: int
     name: str
     memory_mib: int
     kind: str = "card"
-    idle_w: float | None = None  # with nobody on it, as far as it was seen
+    idle_w: float | None = None  # None: never seen idle
 
 
 class Server(Record, frozen=True, kw_only=True):
-    """What a run was on, as far as it matters for running it again."""
+    """The server of a run, as far as a simulation of the run needs it."""
 
     gpus: tuple[GpuOf, ...]
-    period_s: float  # between two samples, by the run's own clock
-    unfinished: int = 0  # tasks that were there too and had not ended: they are not in the run
+    period_s: float  # between two samples, by the clock of the run
+    unfinished: int = 0  # tasks that had not ended and are not in the run
 
 
 class Head(msgspec.Struct, frozen=True):
-    """All that is looked at first: what else is in the file may be another thing in another format."""
+    """The format number, which is read first: everything else depends on it."""
 
     format: int = FORMAT
 
@@ -83,11 +83,11 @@ class Run(Record, frozen=True, kw_only=True):
     figures: Figures
     tasks: tuple[TaskRun, ...]
     course: tuple[Point, ...]
-    server: Server | None = None  # None: nobody noted it
+    server: Server | None = None  # None: not recorded
 
 
 def write(run: Run, path: Path | str) -> None:
-    """The old file stays until the new one is whole; `-` is standard output."""
+    """The old file stays until the new one is complete; `-` is standard output."""
     write_file(str(path), msgspec.json.encode(run) + b"\n")
 
 
@@ -99,8 +99,8 @@ def read(path: Path, hint: str = HINT) -> Run:
     try:
         found = msgspec.json.decode(data, type=Head)
         if found.format > FORMAT:
-            newer = "Read it with that version, or write it again with this one."
-            raise Usage(f"{path} was made by a newer CARMA (its format is {found.format}, not {FORMAT})", newer)
+            newer = "Read it with that version, or record the run with this one."
+            raise Usage(f"{path} was written by a newer CARMA (format {found.format}, not {FORMAT})", newer)
         run = msgspec.json.decode(data, type=Run)
     except msgspec.MsgspecError as error:
         raise Usage(f"{path} is not a run: {error}", hint) from error
@@ -111,11 +111,11 @@ def read(path: Path, hint: str = HINT) -> Run:
 
 
 def _wrong(run: Run) -> str:
-    """What cannot be, in words; nothing where all can."""
+    """An impossible value, as a sentence; empty if there is none."""
     if run.format < 1:
-        return f"there is no format {run.format}"
+        return f"format {run.format} does not exist"
     if not run.tasks:
-        return "there is no task in it"
+        return "it has no tasks"
     for name in Figures.__struct_fields__:
         value = getattr(run.figures, name)
         if value is not None and value < -ROUNDING:
@@ -127,23 +127,23 @@ def _wrong(run: Run) -> str:
 
 
 class Course:
-    """Collects points. When there are too many, two become one and the step is twice as long. It only looks: what is
-    summed up on a GPU stays as it was, to the last digit, since decisions rest on it."""
+    """Collects points. When there are too many, pairs are merged and the step doubles. It must not change the integrals
+    of a GPU, not even by rounding, because decisions depend on them."""
 
     def __init__(self, boards: Sequence[SimulatedGpu], counts: Callable[[], tuple[int, int]]) -> None:
         self._boards = boards
-        self._counts = counts  # how many run and wait
+        self._counts = counts  # running and queued tasks
         self.step_s = FIRST_STEP_S
         self.points: list[Point] = []
-        self.since = 0.0  # the last step's end
+        self.since = 0.0  # end of the last step
         self._sums = self._integrals(0.0)
 
     @property
     def next_at(self) -> float:
         return self.since + self.step_s
 
-    def look(self, now: float) -> None:
-        """The end of a step."""
+    def record(self, now: float) -> None:
+        """Ends a step."""
         sums = self._integrals(now)
         span_s = (now - self.since) * len(self._boards)
         sm, occupancy, dram, memory, energy = ((new - old) / span_s for new, old in zip(sums, self._sums, strict=True))

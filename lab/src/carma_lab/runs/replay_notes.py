@@ -1,5 +1,5 @@
-"""What is noted of a real run so that it can be played again: its GPUs and settings, what was asked with each task and
-what was seen of each attempt. Times are counted from the run's start.
+"""Parts of a real run that its simulation needs: GPUs, settings, submission options of each task, and measured values
+of each attempt. Times count from the start of the run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from carma.wire import api_types as t
 from carma_lab.runs.figures import Asked, Ran
 from carma_lab.runs.record import GpuOf, Server
 
-MOST_STORIES = 5_000  # each is a question of its own; of more tasks than that, how their memory grew is left out
+MOST_STORIES = 5_000  # each needs a request; with more tasks the growth of memory is left out
 Stories = Mapping[int, Sequence[t.StoryLine]]
 
 
@@ -35,8 +35,8 @@ def server_of(client: Client, gpus: Sequence[t.GpuView], speed: float, settings:
 
 
 def settings_that_count(settings: Sequence[t.SettingView]) -> dict[str, str]:
-    """Those that decisions follow and that somebody has set, spelled as `--set` takes them; the policy has a place of
-    its own."""
+    """Settings with an effect on decisions and without their default, as `--set` takes them; the policy is stored
+    separately."""
     sections = Rules.__struct_fields__
     return {
         one.name: _spelled(one.value)
@@ -56,16 +56,16 @@ def stories_of(client: Client, views: Sequence[t.TaskView]) -> dict[int, list[t.
     for view in views if len(views) <= MOST_STORIES else ():
         try:
             found[view.id] = client.story(view.id)
-        except CarmaError:  # it went out of the archive meanwhile
+        except CarmaError:  # removed from the archive meanwhile
             continue
     return found
 
 
 def asked_of(view: t.TaskView, story: Sequence[t.StoryLine]) -> Asked:
-    told = [line.at for line in story if line.event == "task_estimated"]
+    estimated_at = [line.at for line in story if line.event == "task_estimated"]
     return Asked(
         estimate=None if view.estimate is None else _estimate(view.estimate),
-        estimated_s=max(0.0, told[0] - view.submitted_at) if told else 0.0,
+        estimated_s=max(0.0, estimated_at[0] - view.submitted_at) if estimated_at else 0.0,
         priority=view.priority,
         exclusive=view.exclusive,
         time_limit_s=view.time_limit_s,
@@ -84,12 +84,12 @@ def _estimate(seen: t.EstimateView) -> Estimate:
 
 
 def unseen(one: t.AttemptView) -> bool:
-    """Nobody saw it on a GPU: neither memory nor activity of it."""
+    """Neither memory nor activity of the attempt was seen on a GPU."""
     return not one.used_s and one.observed_mib is None and one.activity is None
 
 
 def used_s_of(one: t.AttemptView) -> float | None:
-    """Of each of its GPUs. One that was never seen on any used none."""
+    """Time of use of each of its GPUs; 0 if it was never seen on a GPU."""
     if one.used_s is not None:
         return one.used_s / max(1, len(one.gpus))
     return 0.0 if one.observed_mib is None else None
@@ -98,7 +98,7 @@ def used_s_of(one: t.AttemptView) -> float | None:
 def ran_of(
     one: t.AttemptView, start: float, index: Mapping[str, int], story: Sequence[t.StoryLine], period_s: float = 0.0
 ) -> Ran:
-    """`period_s`: between two samples. So much later than it came to its peak its memory may have been seen there."""
+    """`period_s`: between two samples; the peak may have been reached so much earlier than it was seen."""
     assert one.ended_at is not None
     outcome, seen = one.outcome or {}, one.activity
     made = Ran(

@@ -1,1 +1,1 @@
-"""The simulator: a heap of events and a virtual clock drive the very same core as the daemon."""
+"""The simulator: a heap of events and a virtual clock drive the core of the daemon."""

@@ -1,23 +1,24 @@
-"""The limit: a makespan and a mean completion that no policy can beat in this simulator, whatever it knows beforehand.
+"""Lower bounds of makespan and mean completion for this simulator. They hold for every policy, also a clairvoyant one.
 
-Each part is a lower bound by itself; the makespan's bound is the largest of them:
+The bound of the makespan is the largest of four lower bounds:
 
-- arrivals: a task ends no sooner than its arrival and its run alone.
-- work: all work has to be done, and a GPU does it no faster than the best mix of sets of tasks that fit on it
-  (configuration LP; bound_prices.py).
-- late: the same for the work that comes from some moment on, counted from that moment; the latest over all moments.
-- stages: all of that at once (bound_stages.py).
+- arrivals: a task ends no sooner than its arrival plus its duration alone.
+- work: a GPU does work no faster than with the best mix of sets of tasks that fit on it (configuration LP;
+  bound_prices.py).
+- late: the work bound of the tasks released from some moment on, counted from that moment; the largest over all
+  moments.
+- stages: releases and work together (bound_stages.py).
 
-What makes them too optimistic: tasks can be stopped, moved and cut to pieces at will, the GPUs of a task need not be
-free together, and memory may still be warming up. They hold for runs in which every task succeeds, without noise (with
-it the truth may be faster than the model), and in which an attempt begins from nothing.
+The bounds are optimistic: tasks may be stopped, moved and split, the GPUs of a task need not be free at the same time,
+and tasks may still grow towards their peak memory. They hold for runs in which every task succeeds, without noise
+(with noise the truth may be faster than the model), and in which every attempt starts from the beginning.
 
-With a slowdown cap the makespan's bound holds for runs in which no task takes longer than cap times its run alone, as
-the figures of a run have it (`slowdown_max`). A task may be slower for a while if it is faster at other times, as
-policy goodput allows; so sets are not judged one by one. What the cap leaves to each kind of task is a number of
-seconds beside others (bound_sets.py has why, bound_prices.py and bound_stages.py have how). Tasks of a kind may lend
-it to each other, which is optimistic. The mean completion knows nothing of a cap: its proof takes each task to be
-worked on at no less than nothing at any time, and after fees that is not so.
+With a slowdown cap, the bound of the makespan holds for runs in which no task takes longer than the cap times its
+duration alone (`slowdown_max` in the figures of a run). A task may be slower than the cap for a while if it is faster
+at other times, as the policy goodput allows. Sets are therefore not excluded one by one; the cap limits the total
+seconds that each kind of task can spend in sets (bound_sets.py explains it, bound_prices.py and bound_stages.py use
+it). Tasks of one kind may lend such seconds to each other, which is optimistic. The bound of the mean completion does
+not use the cap: its proof needs a speed of at least 0 at any time, which does not hold after fees.
 """
 
 from __future__ import annotations
@@ -34,30 +35,30 @@ from carma_lab.simulator.bound_stages import earliest_end_s, stages_of
 from carma_lab.simulator.simulated_cards import Card
 from carma_lab.simulator.simulated_server import plan_of
 
-LAUNCH_S = 0.5  # as the simulator has it: from a placement to the process
-MOMENTS = 6  # from which on the work is priced
+LAUNCH_S = 0.5  # from a placement to the process, as in the simulator
+MOMENTS = 6  # start times for which prices are computed
 STAGES = 32
 
 
 class Bound(Record, frozen=True, kw_only=True):
-    """Seconds, as in the figures of a run: the makespan from the first arrival on, completion from each arrival on."""
+    """Seconds, as in the figures of a run: makespan since the first arrival, completion since the task's arrival."""
 
-    makespan_s: float  # the largest of the four that follow
+    makespan_s: float  # the largest of the next four
     arrivals_s: float
     work_s: float
     late_s: float
     stages_s: float
     completion_mean_s: float
-    alone_mean_s: float  # the mean completion if nobody ever waited or shared
-    counted: float  # the share of the work that was reckoned with; below 1 where there are too many kinds of tasks
+    alone_mean_s: float  # the mean completion without waiting and sharing
+    counted: float  # the share of the work that the bound includes; below 1 if there are too many kinds of tasks
 
 
 def bound(
     trace: Trace, card: Card, gpus: int, mechanism: Mechanism = "mps", tasks_per_gpu: int = 4,
     slowdown_cap: float | None = None, launch_s: float = LAUNCH_S,
 ) -> Bound:  # fmt: skip
-    """Usage where a task could never run there. Seconds of work, also for a trace of 100,000 tasks. `slowdown_cap`:
-    nobody's whole run takes longer than so many times its run alone; None: however long."""
+    """Raises Usage if a task fits on none of these GPUs. Takes seconds for a trace of 100,000 tasks. `slowdown_cap`:
+    maximum duration of a task relative to its duration alone; None: no limit."""
     _check(trace, card, gpus, slowdown_cap)
     arrival_s, alone_s = _alone(trace, launch_s)
     work = work_of(trace, tasks_per_gpu, launch_s)
@@ -86,27 +87,29 @@ def bound(
 
 def _check(trace: Trace, card: Card, gpus: int, cap: float | None = None) -> None:
     if cap is not None and not 1.0 <= cap < np.inf:
-        raise Usage(f"a slowdown cap of {cap:g}", "Give a number of at least 1, or none: nobody is faster than alone.")
+        raise Usage(
+            f"a slowdown cap of {cap:g}", "Give a number of at least 1, or no cap: no task is faster than alone."
+        )
     if not trace.tasks:
-        raise Usage(f"{trace.name}: no task in it", "There is no bound of nothing: give a trace with tasks.")
+        raise Usage(f"{trace.name} has no tasks", "Give a trace with tasks.")
     for place, task in enumerate(trace.tasks, 1):
         if task.gpus > gpus or task.memory_mib > card.memory_mib:
             raise Usage(
-                f"task {place} of {trace.name} ({task.name}) wants {task.memory_mib:,} MiB on {task.gpus} GPUs; there "
+                f"task {place} of {trace.name} ({task.name}) needs {task.memory_mib:,} MiB on {task.gpus} GPUs; there "
                 f"are {gpus} with {card.memory_mib:,} MiB",
-                "It could never run there: take more or larger GPUs, or cut it out of the trace.",
+                "It could never run: use more or larger GPUs, or remove the task from the trace.",
             )
 
 
 def _alone(trace: Trace, launch_s: float) -> tuple[Floats, Floats]:
-    """Each task's arrival after the first, and its completion if it neither waited nor shared."""
+    """Each task's arrival after the first one, and its completion without waiting and sharing."""
     first_s = trace.tasks[0].arrival_s
     arrival_s = np.array([task.arrival_s - first_s for task in trace.tasks])
     return arrival_s, np.array([launch_s + task.start_s + plan_of(task)[0][0] for task in trace.tasks])
 
 
 def _priced(sets: Sets, work: Work, cap: float | None = None) -> tuple[list[Priced], list[int]]:
-    """Prices that are best for all work, and for what comes from some later moments on; and the sets that do it."""
+    """Best prices for all work and for the work released from later moments on, and the sets of these solutions."""
     done = work.gpu_s.cumsum() / work.gpu_s.sum()
     starts = sorted({0, *(int(np.searchsorted(done, part / MOMENTS)) for part in range(1, MOMENTS))})
     pool: set[int] = set()
@@ -121,7 +124,7 @@ def _work_s(work: Work, priced: list[Priced], gpus: int, cap: float | None) -> f
 
 
 def _latest(work: Work, priced: list[Priced], gpus: int, cap: float | None) -> tuple[float, float]:
-    """The latest end over all moments, and the moment: what comes from then on has to be done after it."""
+    """The latest end over all moments, and its moment: work released from then on is done after that moment."""
     ends: list[tuple[float, float]] = []
     for each in priced:
         to_do = each.least_gpu_s(work, cap)[::-1].cumsum()[::-1] / gpus
@@ -131,7 +134,7 @@ def _latest(work: Work, priced: list[Priced], gpus: int, cap: float | None) -> t
 
 
 def _cuts(release_s: Floats, moment_s: float) -> Floats:
-    """Where stages begin: at releases, evenly over time; all of them where there are few."""
+    """Starts of the stages: releases at even distances in time; all releases if there are few."""
     known = np.unique(release_s)
     if len(known) <= STAGES:
         return known

@@ -1,14 +1,14 @@
-"""What a second of work is worth: prices under which no set of tasks earns more than 1 in a second of a GPU.
+"""Prices of a second of work under which no set of tasks earns more than 1 per second of a GPU.
 
-A GPU then does priced work at a speed of at most 1, whatever it holds. So the priced work of any tasks, over the
-number of GPUs, is a time that no policy can beat. The best prices come out of a linear program: the fewest GPU-seconds
-in which all work can be done, over all mixes of sets (its dual). It is solved with few sets at first; those that earn
-too much are added. The prices are scaled by what the best of ALL sets earns, so that what is said holds whether or not
-the solver got to the end, and however exact it is.
+With such prices a GPU does priced work at a speed of at most 1, for any set. The priced work of any tasks divided by
+the number of GPUs is therefore a lower bound of their time. The best prices are the dual solution of a linear program:
+the minimum GPU-seconds for all work, over all mixes of sets. It is solved by column generation: with few sets first,
+then with sets that earn more than 1. The prices are scaled by the earnings of the best of ALL sets, so the bound holds
+even if the solver stopped early or is inexact.
 
-Under a cap on slowdown each kind has only so many member-seconds (bound_sets.py). In the dual that is a fee for each of
-them. No set earns more than 1 in a second after fees, so that the GPU-seconds are at least all priced work, less the
-fees on all member-seconds that there may be. That holds for any of the tasks by themselves, with what those may have.
+A cap on slowdown limits the member-seconds of each kind (bound_sets.py). In the dual this is a fee for each
+member-second. No set earns more than 1 per second after fees, so the GPU-seconds are at least all priced work less the
+fees on the maximum member-seconds. The same holds for any subset of the tasks and its member-seconds.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from carma.errors import Refused
 from carma_lab.simulator.bound_sets import Floats, Sets, Work
 
 ROUNDS = 60
-MORE = 200  # sets that are added in a round
-NEAR = 1e-4  # of the best prices; nearer is not worth the time
+MORE = 200  # sets added in a round
+NEAR = 1e-4  # relative distance from the optimum at which the search stops
 
 
 def solver() -> Any:
-    """scipy's linprog; Refused where scipy is not installed."""
+    """linprog of scipy; Refused if scipy is not installed."""
     try:
         from scipy.optimize import linprog  # type: ignore[import-untyped]
     except ImportError as error:
-        raise Refused("scipy is not installed, so no lower bound can be worked out", "pip install scipy") from error
+        raise Refused("scipy is not installed, so lower bounds cannot be computed", "pip install scipy") from error
     return linprog
 
 
 class Priced(NamedTuple):
-    """Of each kind, in GPU-seconds."""
+    """Prices and fees of each kind, in GPU-seconds."""
 
     prices: Floats  # for a second of progress
-    fees: Floats | None = None  # for a second of a member; None: there is no cap
+    fees: Floats | None = None  # for a member-second; None: no cap
 
     def least_gpu_s(self, work: Work, cap: float | None) -> Floats:
-        """What each task adds to the GPU-seconds that any of them take at least. Where the fees are more than
-        the work is worth it is nothing, as if the task were not there: all take no less than some."""
+        """Each task's part of the minimum GPU-seconds. It is 0 if the fees exceed the value of the work: leaving a task
+        out keeps the bound valid."""
         priced: Floats = self.prices[work.kind] * work.gpu_s
         if cap is None or self.fees is None:
             return priced
@@ -50,7 +50,7 @@ class Priced(NamedTuple):
 
 
 def prices(sets: Sets, gpu_s: Floats, pool: set[int], most_gpu_s: Floats | None = None) -> tuple[Priced, list[int]]:
-    """Best for that much work of each kind, in so many member-seconds; and the sets that do it. `pool` grows."""
+    """Best prices for this work of each kind and these member-seconds, and the sets used. `pool` grows."""
     linprog, kinds = solver(), len(gpu_s)
     pool.update(alone(sets))
     best, best_s, used = Priced(np.zeros(kinds)), -1.0, list[int]()
@@ -58,7 +58,7 @@ def prices(sets: Sets, gpu_s: Floats, pool: set[int], most_gpu_s: Floats | None 
         places = sorted(pool)
         rows, most = -sets.progress(places, kinds), -gpu_s
         if most_gpu_s is not None:
-            rows, most = np.vstack((rows, sets.heads(places, kinds))), np.append(most, most_gpu_s)
+            rows, most = np.vstack((rows, sets.counts(places, kinds))), np.append(most, most_gpu_s)
         found = linprog(np.ones(len(places)), A_ub=rows, b_ub=most, method="highs")
         if found.x is None:
             break

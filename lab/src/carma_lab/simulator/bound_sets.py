@@ -1,16 +1,16 @@
-"""What the bound reckons with: kinds of tasks, the work of each task, and the sets of tasks that a GPU can hold.
+"""Input of the bounds: kinds of tasks, the work of each task, and the sets of tasks that fit on a GPU.
 
-A kind is what the sharing model and the card can tell apart: memory and demand. How long a task runs and on how many
-GPUs does not matter to its neighbours, so that a long trace has few kinds.
+Tasks of one kind have equal memory and demand. Duration and number of GPUs do not affect neighbours, so a long trace
+has few kinds.
 
-Only the work of a task from its peak of memory on is counted. While it warms up it may share a GPU on which there is
-no room for its peak, if a neighbour ends in time. To leave that work out is optimistic, which a bound may be: those
-that are left go no slower without it. GPUs that a task asks for and leaves idle are left out for the same reason.
+Only work after the peak of memory counts. Before its peak a task may share a GPU without room for the peak, if a
+neighbour ends in time. Leaving that work out is optimistic, which a bound may be: the other tasks are not slower
+without it. GPUs that a task requests and leaves idle are left out for the same reason.
 
-A cap on slowdown is a promise for each task's whole run: cap times its run alone at most. Its start and its way to the
-peak of memory take at least their time alone, since a task never goes faster. So from the peak on it is on its GPUs
-for at most what it would be alone, and (cap - 1) times its WHOLE run alone. Slowed down before the peak it has less
-than that, never more. Summed over the tasks of a kind, that is all the member-seconds that the kind can spend in sets.
+A cap on slowdown limits the whole duration of each task to the cap times its duration alone. The start and the growth
+to the peak of memory take at least their time alone. After the peak a task therefore uses its GPUs for at most the
+remaining duration alone plus (cap - 1) times the WHOLE duration alone; less if it was slowed down before the peak. The
+sum over the tasks of a kind is the maximum number of member-seconds that the kind can spend in sets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_SETS = 400_000  # 53 kinds, four on a GPU: seconds to list, seconds to solv
 class Kind(NamedTuple):
     memory_mib: int
     demand: Demand
-    tasks: int  # there are so many of it
+    tasks: int  # number of tasks of this kind
 
 
 class Work(NamedTuple):
@@ -45,28 +45,28 @@ class Work(NamedTuple):
 
     kinds: tuple[Kind, ...]
     kind: Places  # its place in `kinds`
-    release_s: Floats  # before that it cannot be at its peak of memory
-    seconds: Floats  # alone, from there to its end
-    whole_s: Floats  # alone, from its start to its end
+    release_s: Floats  # earliest time of the peak of memory
+    seconds: Floats  # alone, from the peak to the end
+    whole_s: Floats  # alone, from start to end
     gpus: Floats
-    counted: float  # the share of all work that this is; the rest is of kinds that were too many
+    counted: float  # the share of all work; the kinds with the least work are left out if there are too many
 
     @property
     def gpu_s(self) -> Floats:
         return self.seconds * self.gpus
 
     def by_kind(self, start: int = 0) -> Floats:
-        """GPU-seconds of each kind, of the tasks from that place on."""
+        """GPU-seconds of each kind, of the tasks from position `start` on."""
         made: Floats = np.zeros(len(self.kinds))
         np.add.at(made, self.kind[start:], self.gpu_s[start:])
         return made
 
     def most_gpu_s(self, cap: float) -> Floats:
-        """GPU-seconds for which each task may be there from its peak on, if it keeps to that cap on slowdown."""
+        """Maximum GPU-seconds of each task after its peak under this cap on slowdown."""
         return self.gpu_s + (cap - 1.0) * self.whole_s * self.gpus
 
     def most_by_kind(self, cap: float | None, start: int = 0) -> Floats | None:
-        """The same of each kind, of the tasks from that place on. None: however long."""
+        """The same for each kind, of the tasks from position `start` on. None: no limit."""
         if cap is None:
             return None
         made: Floats = np.zeros(len(self.kinds))
@@ -99,7 +99,7 @@ def work_of(trace: Trace, tasks_per_gpu: int, launch_s: float) -> Work:
 
 
 def _most_kinds(tasks_per_gpu: int) -> int:
-    """So many that their sets can be listed, however small they are."""
+    """The largest number of kinds whose sets can be listed, for tasks of any size."""
     kinds = 1
     while comb(kinds + 1 + tasks_per_gpu, tasks_per_gpu) <= MOST_SETS and kinds < MOST_SETS:
         kinds += 1
@@ -107,27 +107,27 @@ def _most_kinds(tasks_per_gpu: int) -> int:
 
 
 class Sets(NamedTuple):
-    """One row for each set. `members` are places of kinds; a set that is not full is padded with one that is none."""
+    """One row for each set. `members` are indices of kinds; the index after the last kind fills unused places."""
 
     members: Places
     rates: Floats
-    ranks: Places  # the first of a kind in a set is 0, the next is 1, …
+    ranks: Places  # 0 for the first member of a kind in a set, 1 for the second, …
 
     def worth(self, prices: Floats, fees: Floats | None = None) -> Floats:
-        """What a second of each set earns: a price for each kind's progress, less a fee for each member."""
+        """Earnings of each set per second: a price for the progress of each kind, less a fee for each member."""
         earned: Floats = (_padded(prices)[self.members] * self.rates).sum(axis=1)
         return earned if fees is None else earned - _padded(fees)[self.members].sum(axis=1)
 
     def possible(self, tasks: Floats) -> NDArray[np.bool_]:
-        """Those that can be put together from so many tasks of each kind."""
+        """Sets that can be formed from this number of tasks of each kind."""
         return np.asarray((self.ranks < np.append(tasks, np.inf)[self.members]).all(axis=1))
 
     def progress(self, places: Any, kinds: int) -> Floats:
-        """Of each kind (rows) in a second of each of those sets (columns)."""
+        """Progress of each kind (rows) in a second of each of these sets (columns)."""
         return self._by_kind(places, kinds, self.rates[places])
 
-    def heads(self, places: Any, kinds: int) -> Floats:
-        """So many of each kind (rows) are in each of those sets (columns)."""
+    def counts(self, places: Any, kinds: int) -> Floats:
+        """Members of each kind (rows) in each of these sets (columns)."""
         return self._by_kind(places, kinds, 1.0)
 
     def _by_kind(self, places: Any, kinds: int, of_members: Floats | float) -> Floats:
@@ -156,8 +156,8 @@ def sets_of(kinds: Sequence[Kind], room_mib: int, tasks_per_gpu: int, mechanism:
 def _listed(
     kinds: Sequence[Kind], room_mib: int, most: int, mechanism: Mechanism
 ) -> Iterator[tuple[tuple[int, ...], tuple[float, ...]]]:
-    """All sets that are worth a look. One in which less is done than by a task alone is not: its members could take
-    turns, with as much done and fewer seconds for each."""
+    """All useful sets. A set that does less work than a task alone is useless: its members could run one after the
+    other, with as much work done in fewer member-seconds."""
     order = sorted(range(len(kinds)), key=lambda place: kinds[place].memory_mib)
     stack: list[tuple[tuple[int, ...], int, int]] = [((), 0, room_mib)]
     while stack:

@@ -1,16 +1,15 @@
-"""Arrivals and work together: how early all can be done when no work is done before it has come.
+"""Releases and work together: a lower bound of the makespan if no work is done before its release.
 
-Time is cut into stages at some of the arrivals; the last stage has no end, and its length is what is sought. In each
-stage a GPU spends its seconds on the sets that can be put together from the tasks that have come by its end (so that
-fewer stages are more optimistic). What is not done is left to the next one. And no task is on a GPU for longer than
-the stage lasts: a GPU-second of one kind needs somebody of that kind to spend it.
+Time is divided into stages at some of the releases. The last stage has no end; its length is minimised. In each stage
+a GPU spends its seconds on sets of tasks that are released by the end of the stage (so fewer stages are more
+optimistic). Work that is not done is left to the next stage. A task is on a GPU for at most the length of the stage.
 
-This is a linear program with a column for each stage and set. As with the prices (bound_prices.py), few columns are
-taken at first, and what is said at the end follows from the dual alone, over all sets: it holds even if the solver
-stopped early. The dual: a price for each kind's progress that never falls from stage to stage; a fee for each task
-that is on a GPU; a rent of a GPU in each stage, which is what the best set earns there after fees. Under a cap on
-slowdown there is one more fee for each task on a GPU, the same in all stages, since the member-seconds that a kind has
-are for its whole run: all of them, at that fee, come off what the work is worth.
+This is a linear program with a column for each stage and set. As in bound_prices.py it is solved by column generation,
+and the result follows from the dual alone, over all sets, so it holds even if the solver stopped early. The dual has a
+price for the progress of each kind, which never decreases from stage to stage; a fee for each task on a GPU; and a
+rent of a GPU in each stage, which equals the earnings of the best set there after fees. Under a cap on slowdown there
+is one more fee for each task on a GPU, equal in all stages, because a kind's member-seconds are for its whole
+duration. All of them, at that fee, are subtracted from the value of the work.
 """
 
 from __future__ import annotations
@@ -24,27 +23,27 @@ from carma_lab.simulator.bound_prices import alone, solver
 from carma_lab.simulator.bound_sets import Floats, Places, Sets, Work
 
 ROUNDS = 25
-MORE = 10  # sets that are added to a stage in a round
+MORE = 10  # sets added to a stage in a round
 NEAR = 1e-3
 
 
 class Stages(NamedTuple):
     """Rows are kinds, columns stages."""
 
-    at_s: Floats  # where each begins
+    at_s: Floats  # start of each stage
     new_gpu_s: Floats
-    tasks: Floats  # that have come, by the end of the stage
+    tasks: Floats  # released by the end of the stage
     pieces: Floats  # the same, times the GPUs of each
-    most_gpu_s: Floats | None  # member-seconds of each kind over all stages; None: however many
+    most_gpu_s: Floats | None  # maximum member-seconds of each kind over all stages; None: no limit
 
     @property
     def lengths_s(self) -> Floats:
-        """Of all but the last."""
+        """Lengths of all stages but the last."""
         return np.diff(self.at_s)
 
 
 def stages_of(work: Work, at_s: Floats, cap: float | None = None) -> Stages:
-    """`at_s`: some of the releases, with the first. `cap`: on slowdown."""
+    """`at_s`: some of the releases, including the first. `cap`: of the slowdown."""
     stage = np.searchsorted(at_s, work.release_s, side="right") - 1
     shape = (len(work.kinds), len(at_s))
     new, tasks, pieces = np.zeros(shape), np.zeros(shape), np.zeros(shape)
@@ -55,8 +54,8 @@ def stages_of(work: Work, at_s: Floats, cap: float | None = None) -> Stages:
 
 
 def earliest_end_s(sets: Sets, stages: Stages, gpus: int, first: list[int], enough_s: float) -> float:
-    """A time before which not all can be done. `first`: sets to begin with; nobody asks for more than `enough_s`
-    if it comes out that the answer is below."""
+    """A lower bound of the makespan. `first`: initial sets. The search ends early if the result cannot exceed
+    `enough_s`."""
     master, best_s = _Master(sets, stages, gpus), 0.0
     for stage in range(len(stages.at_s)):
         master.add(stage, [place for place in {*alone(sets), *first} if master.possible[stage][place]])
@@ -74,16 +73,16 @@ def earliest_end_s(sets: Sets, stages: Stages, gpus: int, first: list[int], enou
 
 
 class _Dual(NamedTuple):
-    end_s: float  # with the sets that were taken so far: perhaps too late
+    end_s: float  # with the sets added so far: perhaps too late
     prices: Floats
     fees: Floats
     rents: Floats
-    capped: Floats  # the fee of each kind that is the same in all stages; 0 without a cap
+    capped: Floats  # the fee of each kind that is equal in all stages; 0 without a cap
 
 
 def _proven_s(stages: Stages, gpus: int, dual: _Dual, rents: Floats) -> float:
-    """The earliest end by these prices, fees and rents: all work, less what can be earned before the last stage, over
-    what can be earned in each second of it."""
+    """The earliest end by these prices, fees and rents: the value of all work, less the earnings before the last
+    stage, divided by the earnings per second of the last stage."""
     a_second = gpus * rents + (dual.fees * stages.pieces).sum(axis=0)
     if a_second[-1] <= 0.0:
         return 0.0
@@ -94,15 +93,15 @@ def _proven_s(stages: Stages, gpus: int, dual: _Dual, rents: Floats) -> float:
 
 
 class _Master:
-    """The linear program with the columns taken so far. Rows: work by kind and stage, GPUs by stage, members by kind
-    and stage, and under a cap members by kind. Columns: the last stage's length, what is left by kind and stage, and
-    seconds of sets."""
+    """The linear program with the columns added so far. Rows: work by kind and stage, GPUs by stage, members by kind
+    and stage, and under a cap members by kind. Columns: the length of the last stage, the remaining work by kind and
+    stage, and seconds of sets."""
 
     def __init__(self, sets: Sets, stages: Stages, gpus: int) -> None:
         self._sets, self._stages = sets, stages
         self._kinds, self._count = stages.new_gpu_s.shape
         self.possible = [sets.possible(stages.tasks[:, stage]) for stage in range(self._count)]
-        self._method = "highs" if stages.most_gpu_s is None else "highs-ipm"  # with rows over all stages: far faster
+        self._method = "highs" if stages.most_gpu_s is None else "highs-ipm"  # much faster with rows over all stages
         self._taken: set[tuple[int, int]] = set()
         work, length = self._kinds * self._count, np.append(stages.lengths_s, 0.0)
         most = [-stages.new_gpu_s.ravel(), gpus * length, (stages.pieces * length).ravel()]
@@ -118,8 +117,8 @@ class _Master:
         for stage in range(self._count - 1):
             rows = self._row(np.arange(self._kinds), stage)
             columns = 1 + stage * self._kinds + np.arange(self._kinds)
-            self._put(rows, columns, -np.ones(self._kinds))  # left by this stage …
-            self._put(rows + 1, columns, np.ones(self._kinds))  # … to the next
+            self._put(rows, columns, -np.ones(self._kinds))  # remaining after this stage …
+            self._put(rows + 1, columns, np.ones(self._kinds))  # … for the next
 
     def _row(self, kinds: Places, stage: int) -> Places:
         return np.asarray(kinds * self._count + stage)
@@ -154,7 +153,7 @@ class _Master:
             return None
         dual = np.maximum(0.0, -found.ineqlin.marginals)
         shape, work = (self._kinds, self._count), self._kinds * self._count
-        members = 2 * work + self._count  # rows up to those that a cap adds
+        members = 2 * work + self._count  # rows before those of the cap
         return _Dual(
             end_s=float(self._stages.at_s[-1] + found.fun),
             prices=np.maximum.accumulate(dual[:work].reshape(shape), axis=1),
@@ -164,7 +163,7 @@ class _Master:
         )
 
     def rents(self, dual: _Dual) -> tuple[Floats, list[list[int]]]:
-        """What the best set of all earns in each stage; and those that earn more than the solver knew."""
+        """Earnings of the best set in each stage, and the sets that earn more than the solver's rent."""
         rents, better = np.zeros(self._count), []
         for stage, possible in enumerate(self.possible):
             worth = np.where(possible, self._sets.worth(dual.prices[:, stage], dual.fees[:, stage] + dual.capped), 0.0)

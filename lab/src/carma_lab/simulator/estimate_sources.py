@@ -1,9 +1,9 @@
-"""Memory sources of a simulation: what a task's estimate says before it has ever run. The trace tells the figures.
+"""Memory sources of a simulation: the estimate of a task before its first run, from the columns of the trace.
 
-`trace` stands for CARMA's own trial run. There are no figures of it for the published tasks and the software that they
-ran with, so it is played by its measured errors: estimate and bound are the true peak times what they came to, as parts
-of the truth, in a training run on an H200 that is drawn by chance (trial_ratios.csv). The draw belongs to the seed and
-to a task's name, as one command is tried once. It shows what errors of that size do, not how well a task is known.
+`trace` stands for CARMA's trial run. No trial runs of the published tasks exist, so their errors are simulated:
+estimate and bound are the true peak times the ratios of a training run on an H200 that is drawn at random
+(trial_ratios.csv). The draw depends on the seed and the task's name, because a command is tried once. The source shows
+the effect of errors of that size, not the accuracy for a particular task.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LEVEL = 0.99  # of the bounds in trial_ratios.csv
 
 
 def measured(row: TraceTask) -> Estimate:
-    """The true peak, declared by the user: what is published as the oracle."""
+    """The true peak, declared by the user; the publication calls this source the oracle."""
     return Estimate(footprint_mib=row.memory_mib, upper_mib=row.memory_mib, source="declared")
 
 
 def no_estimate(_row: TraceTask) -> NoEstimate:
-    return NoEstimate(source="none", reason="nobody is asked how much memory a task takes")
+    return NoEstimate(source="none", reason="this simulation uses no memory estimates")
 
 
 def _published(column: str, name: str) -> Source:
@@ -44,7 +44,7 @@ def _published(column: str, name: str) -> Source:
 
 @cache
 def trial_ratios() -> tuple[tuple[float, float], ...]:
-    """(estimate, bound) of each measured run, as parts of what it took."""
+    """(estimate, bound) of each measured run, relative to its peak."""
     text = resources.files("carma_lab.simulator").joinpath("trial_ratios.csv").read_text()
     lines = [line for line in text.splitlines() if not line.startswith("#")][1:]
     pairs = (line.split(",") for line in lines)
@@ -52,7 +52,7 @@ def trial_ratios() -> tuple[tuple[float, float], ...]:
 
 
 def trial(seed: int, row: TraceTask) -> Estimate:
-    """What a trial run might have said, by its errors elsewhere."""
+    """A simulated answer of a trial run, with the errors of a measured run."""
     drawn = Random(crc32(f"{seed}\0{row.name}".encode()))
     estimate, bound = drawn.choice(trial_ratios())
     return Estimate(

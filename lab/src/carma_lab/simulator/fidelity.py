@@ -1,4 +1,4 @@
-"""How true the simulator is: a run that was recorded, played again, and held against what really happened."""
+"""Fidelity of the simulator: a recorded run is simulated, and both runs are compared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from carma_lab.runs.figures import Figures, TaskRun, figures, mean, quantile
 from carma_lab.runs.record import About, Run, read
 from carma_lab.simulator.fidelity_replay import Replay
 from carma_lab.simulator.fidelity_solo import ALONE, How, Known, Solo
-from carma_lab.simulator.occurrences import Tell
+from carma_lab.simulator.occurrences import OnProgress
 
 FIGURES = (
     "makespan_s", "completion_mean_s", "completion_p95_s", "wait_mean_s", "run_mean_s", "ooms", "sm_active_mean",
@@ -25,11 +25,11 @@ FIGURES = (
 )  # fmt: skip
 AIMS = {"makespan_s": 0.05, "completion_mean_s": 0.05, "task_median": 0.10}
 MEANS = ("sm_active_mean", "sm_occupancy_mean", "dram_active_mean", "memory_mib_mean")
-SPREAD = 1.10  # runs of one name that differ by more than this are not of one length
+SPREAD = 1.10  # runs of one name whose durations differ by more than this factor are not used
 
 
 class Gap(Record, frozen=True, kw_only=True):
-    """One figure. `error`: simulated / real - 1; of counts, and where the real one is 0, None."""
+    """One figure. `error`: simulated / real - 1; None for counts and if the real value is 0."""
 
     figure: str
     real: float | None
@@ -46,18 +46,18 @@ class TaskGap(Record, frozen=True, kw_only=True):
     error: float
     solo_s: float
     solo: How
-    rate: float  # its mean speed in the recorded run, by the sharing model
-    seen: float | None = None  # the same, by how long it really took; None: how long it takes alone is not given
+    rate: float  # mean speed in the recorded run, by the sharing model
+    seen: float | None = None  # mean speed by its real duration; None: its duration alone is not given
 
 
 class Fidelity(Record, frozen=True, kw_only=True):
     about: About
     figures: tuple[Gap, ...]
-    task_median: float  # of the errors of tasks' completion, without their sign
+    task_median: float  # of the absolute errors of the tasks' completion
     task_p90: float
-    task_signed: float  # the mean, with it
-    speed_error: float | None  # of the sharing model beside whoever was there, mean size; None: no solo time is given
-    solo: dict[How, int]  # how many tasks' solo seconds were found how
+    task_signed: float  # mean of the signed errors
+    speed_error: float | None  # mean absolute error of the sharing model; None: no solo time is given
+    solo: dict[How, int]  # number of tasks by the source of their solo times
     met: bool | None  # all aims
     tasks: tuple[TaskGap, ...]
     notes: tuple[str, ...]
@@ -65,22 +65,27 @@ class Fidelity(Record, frozen=True, kw_only=True):
 
 
 def fidelity(run: Run, known: Mapping[str, Known] | None = None) -> Fidelity:
-    return played(run, known)[0]
+    return compare_with_simulation(run, known)[0]
 
 
-def played(
-    run: Run, known: Mapping[str, Known] | None = None, *, noise: float = 0.0, seed: int = 0, tell: Tell | None = None
+def compare_with_simulation(
+    run: Run,
+    known: Mapping[str, Known] | None = None,
+    *,
+    noise: float = 0.0,
+    seed: int = 0,
+    on_progress: OnProgress | None = None,
 ) -> tuple[Fidelity, Run]:
-    """Both sides compared, and the run as the simulator has it."""
+    """The comparison, and the simulated run."""
     replay = Replay(run, known, noise=noise, seed=seed)
-    made = replay.simulation.run(tell)
+    made = replay.simulation.run(on_progress)
     return _compared(run, replay, made), replay.written(run.about, made)
 
 
 def _compared(run: Run, replay: Replay, made: Figures) -> Fidelity:
-    again = {task.task: task for task in replay.simulation.runs}
+    simulated_runs = {task.task: task for task in replay.simulation.runs}
     tasks = tuple(
-        _task_gap(task, again[place + 1], solo)
+        _task_gap(task, simulated_runs[place + 1], solo)
         for place, (task, solo) in enumerate(zip(replay.tasks, replay.solos, strict=True))
     )
     errors = [abs(task.error) for task in tasks]
@@ -104,9 +109,9 @@ def _compared(run: Run, replay: Replay, made: Figures) -> Fidelity:
 
 
 def _of_the_same(run: Run, replay: Replay, made: Figures) -> tuple[Figures, Figures]:
-    """Both sides over the same tasks: those that were played, and of runs those that succeeded on both."""
-    again = {task.task: task for task in replay.simulation.runs}
-    pairs = [(task, again[place]) for place, task in enumerate(replay.tasks, 1)]
+    """Both sides over the same tasks: the simulated ones; run times over those that succeeded on both sides."""
+    simulated_runs = {task.task: task for task in replay.simulation.runs}
+    pairs = [(task, simulated_runs[place]) for place, task in enumerate(replay.tasks, 1)]
     good = [pair for pair in pairs if all(one.outcome == "succeeded" for one in pair)]
     real = run.figures if not replay.left_out else _without_left_out(run, replay)
     return (
@@ -116,8 +121,8 @@ def _of_the_same(run: Run, replay: Replay, made: Figures) -> tuple[Figures, Figu
 
 
 def _without_left_out(run: Run, replay: Replay) -> Figures:
-    """Of the played tasks. Those left out kept no GPU busy, so that means over a shorter span are that much higher, and
-    the energy is less what the idle GPUs drew."""
+    """Figures of the simulated tasks. Tasks that are left out used no GPU, so means over the shorter period are higher
+    in proportion, and the energy is reduced by that of the idle GPUs."""
     old = run.figures
     span_s = max(task.ended_s for task in replay.tasks) - min(task.arrival_s for task in replay.tasks)
     longer = old.makespan_s / span_s if span_s > 0.0 else 1.0
@@ -157,12 +162,12 @@ def _task_gap(real: TaskRun, simulated: TaskRun, solo: Solo) -> TaskGap:
         solo_s=solo.seconds,
         solo=solo.how,
         rate=solo.rate,
-        seen=_report_samples(real, solo),
+        seen=_real_speed(real, solo),
     )
 
 
-def _report_samples(real: TaskRun, solo: Solo) -> float | None:
-    """Whatever the replay decided: its work, over the time that it took from its first use of a GPU on."""
+def _real_speed(real: TaskRun, solo: Solo) -> float | None:
+    """Its work divided by the time since its first use of a GPU, independent of the simulation."""
     last = real.attempts[-1]
     took_s = last.ended_at - last.first_use
     known = solo.how == "given" and real.outcome == "succeeded" and took_s > 0.0
@@ -173,16 +178,16 @@ def _notes(run: Run, replay: Replay, tasks: Sequence[TaskGap]) -> list[str]:
     notes = []
     inferred = sum(task.solo == "inferred" for task in tasks)
     if run.about.simulated:
-        notes.append("this run was simulated itself: only what is worked out from its file is put to the test")
+        notes.append("this run was simulated itself: only the values derived from its file are tested")
     if inferred:
         notes.append(
-            f"how long {show_count(inferred, 'task')} of {len(tasks)} would take alone was worked out from this very "
-            "run by the sharing model, so that part of the agreement is circular; --solo FILE gives it from elsewhere"
+            f"solo times of {show_count(inferred, 'task')} of {len(tasks)} were derived from this run with the sharing "
+            "model, so part of the agreement is circular; --solo FILE takes them from another source"
         )
     alone = sum(task.solo == "alone" for task in tasks)
     if alone:
         notes.append(
-            f"{show_count(alone, 'task')} of {len(tasks)} ran alone, so that their own run is what is known of them"
+            f"{show_count(alone, 'task')} of {len(tasks)} ran alone, so their solo times are those of this run"
         )
     if replay.left_out:
         notes.append(
@@ -191,17 +196,19 @@ def _notes(run: Run, replay: Replay, tasks: Sequence[TaskGap]) -> list[str]:
     if replay.server.unfinished:
         are = "is" if replay.server.unfinished == 1 else "are"
         count = show_count(replay.server.unfinished, "task")
-        notes.append(f"{count} had not ended when the run was saved, and so {are} not in it")
+        notes.append(f"{count} had not ended when the run was saved and {are} not included")
     if run.about.version != __version__:
-        notes.append(f"the run is of version {run.about.version}, this is {__version__}: defaults may differ")
+        notes.append(
+            f"the run was recorded with version {run.about.version}, this is {__version__}: defaults may differ"
+        )
     return notes
 
 
-# What is known from elsewhere.
+# Solo times from another source.
 
 
 def known_from(path: Path) -> dict[str, Known]:
-    """Solo seconds and demands by name: of a table of tasks, or of another run's tasks that ran alone."""
+    """Solo times and demands by name, from a table of tasks or from the tasks of another run that ran alone."""
     if path.suffix != ".json":
         return _of_table(read_table(path))
     run = read(path)
@@ -213,8 +220,8 @@ def known_from(path: Path) -> dict[str, Known]:
     known = {name: _middle(several) for name, several in found.items() if _alike(several)}
     if not known:
         raise Usage(
-            f"no task of {path} ran alone, so it tells of no task how long it takes alone",
-            "Record the same tasks under --policy exclusive, or give a table of tasks.",
+            f"no task of {path} ran alone, so it contains no solo times",
+            "Record the same tasks with --policy exclusive, or give a table of tasks.",
         )
     return known
 

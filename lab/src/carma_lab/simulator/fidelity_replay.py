@@ -1,4 +1,4 @@
-"""A recorded run as a simulation: the same arrivals, policy, settings and GPUs, and tasks as they would be alone."""
+"""A recorded run as a simulation: the same arrivals, policy, settings and GPUs, and the tasks' behaviour alone."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from carma_lab.simulator.fidelity_solo import Known, Mechanism, Meters, Solo, so
 from carma_lab.simulator.simulated_cards import Card, Curve
 from carma_lab.simulator.simulation import Setup, Simulation
 
-LEAD_S = 60.0  # of an idle server before the first task comes: its GPUs have been looked at
+LEAD_S = 60.0  # idle time before the first task, in which the GPUs are sampled
 NOTHING = Curve(idle_w=0.0, most_w=0.0, of_sm=0.0, of_dram=0.0)
-UNMEASURED = 0.05  # of attempts' time that may be without a figure, which then counts as 0
-UNSEEN_MIB = 1  # of one that never touched a GPU
+UNMEASURED = 0.05  # maximum share of the attempts' time without a figure; the figure then counts as 0
+UNSEEN_MIB = 1  # of a task that never used a GPU
 
 
 class VirtualCard(Card, frozen=True, kw_only=True):
-    """Draws what a virtual GPU draws."""
+    """The power of a virtual GPU."""
 
     def power_w(self, load: Demand) -> float:
         gpu = VirtualGpu(id="", index=0, name="", memory_mib=0, idle_w=self.idle_w, peak_w=self.most_w)
@@ -39,14 +39,14 @@ class VirtualCard(Card, frozen=True, kw_only=True):
 
 
 class Replay:
-    """One recorded run, ready to be played again. `solos` and `tasks` go by the places of tasks."""
+    """One recorded run, ready to be simulated. `solos` and `tasks` have the same order."""
 
     def __init__(self, run: Run, known: Mapping[str, Known] | None = None, *, noise: float = 0.0, seed: int = 0):
-        self.server = _noted(run)
+        self.server = _checked_server(run)
         self.cards = [card_of(gpu) for gpu in self.server.gpus]
         self.tasks = sorted((task for task in run.tasks if task.attempts), key=lambda task: (task.arrival_s, task.task))
         if not self.tasks:
-            raise Usage("no task of this run ever ran", "There is nothing to play again.")
+            raise Usage("no task of this run ever ran", "There is nothing to simulate.")
         self.left_out = len(run.tasks) - len(self.tasks)
         self.mechanism = _mechanism(run, self.server)
         self.solos = solos(self.tasks, self.mechanism, _meters(run, self.cards), known)
@@ -78,11 +78,11 @@ class Replay:
         )
 
     def written(self, about: About, figures: Figures) -> Run:
-        """What the simulator made of it, with the run's own clock and names."""
+        """The simulated run, with the clock and the names of the recorded run."""
         runs = sorted(self.simulation.runs, key=lambda task: task.task)
-        tasks = (_earlier(again, task.task, self.lead_s) for again, task in zip(runs, self.tasks, strict=True))
-        made = replace(about, simulated=True, version=__version__)
-        return Run(about=made, figures=figures, tasks=tuple(tasks), course=(), server=self.server)
+        tasks = (_earlier(made, task.task, self.lead_s) for made, task in zip(runs, self.tasks, strict=True))
+        simulated = replace(about, simulated=True, version=__version__)
+        return Run(about=simulated, figures=figures, tasks=tuple(tasks), course=(), server=self.server)
 
     @property
     def power_known(self) -> bool:
@@ -107,26 +107,26 @@ def _earlier(task: TaskRun, number: int, lead_s: float) -> TaskRun:
     )
 
 
-def _noted(run: Run) -> Server:
-    hint = "Record it again: carma run-report --save FILE, or carma simulate --out FILE."
+def _checked_server(run: Run) -> Server:
+    hint = "Record the run with carma run-report --save FILE, or carma simulate --out FILE."
     if run.server is None:
-        raise Usage("the run's file does not tell the GPUs that it was on, so it cannot be played again", hint)
+        raise Usage("the file does not contain the GPUs of the run, so the run cannot be simulated", hint)
     used = {gpu for task in run.tasks for one in task.attempts for gpu in one.gpus}
     gone = sorted(used - {gpu.index for gpu in run.server.gpus})
     if gone:
-        raise Usage(f"tasks of this run were on GPUs that the server no longer had when it was saved: {gone}", hint)
+        raise Usage(f"tasks of this run used GPUs that the server no longer had when the run was saved: {gone}", hint)
     ran = [one for task in run.tasks for one in task.attempts if one.used_s != 0.0]
     unseen_s = sum(one.ended_at - one.first_use for one in ran if one.activity is None)
     if unseen_s > UNMEASURED * sum(one.ended_at - one.first_use for one in ran):
         raise Usage(
-            "nobody measured how busy tasks of this run kept their GPUs, so that their speeds cannot be worked out",
-            "carma doctor says whether these GPUs tell their activity.",
+            "the file has no GPU activity of tasks of this run, so their speeds cannot be computed",
+            "carma doctor shows whether these GPUs provide activity.",
         )
     return run.server
 
 
 def _mechanism(run: Run, server: Server) -> Mechanism:
-    """Virtual GPUs share as under MPS, whatever their tasks were launched with."""
+    """Virtual GPUs share as under MPS, independent of the mechanism of their tasks."""
     if all(gpu.kind == "virtual" for gpu in server.gpus):
         return "mps"
     return "timeslice" if run.about.mechanism == "timeslice" else "mps"
@@ -137,7 +137,7 @@ def known_card(gpu: GpuOf) -> Card | None:
 
 
 def card_of(gpu: GpuOf) -> Card:
-    """With the memory and the idle power that it really had. One that is not known draws nothing: nobody asks it."""
+    """The card with its real memory and idle power. An unknown card draws no power; its energy is not used."""
     if gpu.kind == "virtual":
         plain = VirtualGpu(id="", index=0, name="", memory_mib=0)
         curve = Curve(idle_w=plain.idle_w, most_w=plain.peak_w, of_sm=0.0, of_dram=0.0)
@@ -150,8 +150,8 @@ def card_of(gpu: GpuOf) -> Card:
 
 
 def _meters(run: Run, found: Sequence[Card]) -> Meters:
-    """A virtual task has neither power nor engine activity of its own, and shows all of its demand from its first byte
-    on. In a simulated run's file every figure is the task's own."""
+    """A virtual task has no power and no engine activity of its own, and shows its whole demand from its first byte.
+    In the file of a simulated run every figure is that of the task alone."""
     card = found[0]
     if isinstance(card, VirtualCard):
         return Meters(None, ramp_is_idle=False, engine="never")
@@ -161,14 +161,14 @@ def _meters(run: Run, found: Sequence[Card]) -> Meters:
 
 
 def launch_s(tasks: Sequence[TaskRun]) -> float:
-    """From a placement to the process, as it was in most cases."""
+    """Median time from a placement to the process."""
     seen = [one.started_at - one.placed_at for task in tasks for one in task.attempts if one.started_at is not None]
     return max(0.0, median(seen)) if seen else 0.0
 
 
 def _row(task: TaskRun, solo: Solo, lead_s: float) -> TraceTask:
     limit_s = task.asked.time_limit_s if task.asked is not None else None
-    # One that was ended by its limit had more work than that.
+    # A task that was ended by its time limit had more work.
     seconds = solo.seconds + limit_s if task.outcome == "timed_out" and limit_s else solo.seconds
     return TraceTask(
         arrival_s=task.arrival_s + lead_s,
@@ -190,7 +190,7 @@ def _row(task: TaskRun, solo: Solo, lead_s: float) -> TraceTask:
 
 
 def memory_mib(task: TaskRun) -> int:
-    """Its peak; of one that never got what it wanted, that and what it asked for then."""
+    """Its peak; after an OOM also the failed allocation."""
     peaks = [one.memory_mib for one in task.attempts if one.memory_mib is not None]
     if task.outcome == "out_of_memory":
         peaks += [(one.memory_mib or 0) + one.asked_mib for one in task.attempts if one.asked_mib is not None]

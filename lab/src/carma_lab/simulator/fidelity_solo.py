@@ -1,11 +1,11 @@
-"""What tasks of a recorded run would be alone: worked out from how they ran together.
+"""Duration and demand of the tasks of a recorded run if they had run alone, derived from how they ran together.
 
-Who was on which GPU is known at every moment, so the time is cut wherever somebody came or left. In each piece the
-sharing model says how fast each went; summed up, that is the work it did, which is how long it would have taken alone.
-What it showed on the GPU was its demand times that speed. Demands give speeds, and speeds give demands: both are worked
-out in turns until they agree.
+The tasks on each GPU are known at every moment, so the time is divided at each start and end of an attempt. In each
+piece the sharing model gives the speed of each task; the sum is its work, which equals its duration alone. The activity
+of a task on the GPU is its demand times its speed. Demands give speeds and speeds give demands: both are computed in
+turns until they agree.
 
-Solo times that are found this way rest on the very model that is put to the test. So each says how it was found.
+Solo times that are derived in this way depend on the model that is tested. Each one therefore states its source.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from carma.core.model.values import Activity, Demand, Record
 from carma.core.scheduling.sharing_model import progress_rates
 from carma_lab.runs.figures import Ran, TaskRun
 
-ALONE = 0.995  # a mean speed from which on a task had its GPUs for itself
+ALONE = 0.995  # minimum mean speed of a task that counts as alone on its GPUs
 CLOSE = 1e-6
 MOST_TURNS = 200
-RAMP_LOSS = 0.5  # of the demand during the ramp is not shown by a simulated task (world.py), on average
-LONGEST_RAMP = 0.5  # of the work, in the simulator
+RAMP_LOSS = 0.5  # mean share of the demand that a simulated task does not show during its ramp (simulated_server.py)
+LONGEST_RAMP = 0.5  # of the work, as in the simulator
 IDLE = Demand(0.0, 0.0, 0.0, 0.0, 0.0)
 
 How = Literal["given", "alone", "inferred"]
@@ -30,38 +30,38 @@ Mechanism = Literal["mps", "timeslice"]
 
 
 class Known(Record, frozen=True, kw_only=True):
-    """What is known of tasks of a name from elsewhere: their whole run alone."""
+    """Duration alone and demand of the tasks of a name, from another source."""
 
-    seconds: float
+    seconds: float  # start-up included
     demand: Demand | None = None
 
 
 class Solo(Record, frozen=True, kw_only=True):
-    """One task as it would be alone. `how`: its seconds are given from elsewhere; or it was alone in this run; or they
-    were worked out by the sharing model."""
+    """One task alone. `how`: its duration is given by another source, or it was alone in this run, or its duration was
+    derived with the sharing model."""
 
     seconds: float  # the whole run
     start_s: float  # of that, before its first use of a GPU
     ramp_s: float
     demand: Demand
     how: How
-    rate: float  # its mean speed in the recorded run
+    rate: float  # mean speed in the recorded run
 
 
 class Meters(NamedTuple):
-    """What the figures of attempts mean."""
+    """The meaning of the figures of attempts."""
 
-    above_idle_w: float | None  # what a card can draw; None: a demand's power is not worked out
+    above_idle_w: float | None  # power range of the card; None: the power of a demand is not computed
     ramp_is_idle: bool  # whether a task shows less of its demand while its memory grows
-    engine: Literal["own", "alone", "never"]  # whose engine activity counts: everybody's, only of those alone, nobody's
+    engine: Literal["own", "alone", "never"]  # engine activity is used of all tasks, only of tasks alone, of none
 
 
 class Stay(NamedTuple):
     """One attempt on its GPUs."""
 
-    task: int  # its place
+    task: int  # its index
     ran: Ran
-    working: tuple[int, ...]  # those of its GPUs that it works on
+    working: tuple[int, ...]  # the GPUs that it works on
 
     @property
     def begin(self) -> float:
@@ -73,7 +73,7 @@ class Stay(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A span in which nobody came or left; who was on each GPU, as places in the list of stays."""
+    """A period without a start or an end; `on`: indices of the stays on each GPU."""
 
     begin: float
     end: float
@@ -83,7 +83,7 @@ class Piece(NamedTuple):
 def solos(
     tasks: Sequence[TaskRun], mechanism: Mechanism, meters: Meters, known: Mapping[str, Known] | None = None
 ) -> list[Solo]:
-    """Of each task, by its place; of one that never ran, all is nothing."""
+    """One for each task, in order; a task that never ran has zeros."""
     known = known or {}
     stays = [
         Stay(place, ran, ran.gpus[: task.busy_gpus or None])
@@ -93,7 +93,7 @@ def solos(
     ]
     pieces = pieces_of(stays)
     lone = [_lone_pieces(number, pieces) for number in range(len(stays))]
-    fixed = [_told(tasks[stay.task], known) for stay in stays]
+    fixed = [_known_demand(tasks[stay.task], known) for stay in stays]
 
     def found_at(speeds: Sequence[Mapping[int, float]]) -> list[Demand]:
         return [
@@ -101,14 +101,14 @@ def solos(
             for number, (own, stay) in enumerate(zip(fixed, stays, strict=True))
         ]
 
-    # From full speed downwards: where tasks press hard on each other, several sets of demands explain what was seen,
-    # and the least one is taken.
+    # The iteration starts at full speed: if tasks slow each other down a lot, several sets of demands explain the
+    # measurement, and the smallest one is taken.
     demands = found_at(speeds_in(stays, pieces, [IDLE] * len(stays), mechanism))
     speeds = speeds_in(stays, pieces, demands, mechanism)
     for _ in range(MOST_TURNS):
         found = found_at(speeds)
         moved = max((_distance(new, old) for new, old in zip(found, demands, strict=True)), default=0.0)
-        # Half of the way: a task that is thought to press harder makes its neighbours look harder too, and back.
+        # Half steps: a larger demand of a task increases the derived demands of its neighbours, which would oscillate.
         demands = [_between(old, new) for old, new in zip(demands, found, strict=True)]
         speeds = speeds_in(stays, pieces, demands, mechanism)
         if moved < CLOSE:
@@ -124,28 +124,28 @@ def pieces_of(stays: Sequence[Stay]) -> list[Piece]:
     edges = sorted({edge for stay in stays for edge in (stay.begin, stay.last)})
     gpus = 1 + max((gpu for stay in stays for gpu in stay.ran.gpus), default=-1)
     coming = sorted(range(len(stays)), key=lambda number: stays[number].begin)
-    there: list[int] = []
+    present: list[int] = []
     pieces = []
     place = 0
     for begin, end in itertools.pairwise(edges):
         while place < len(coming) and stays[coming[place]].begin <= begin:
-            there.append(coming[place])
+            present.append(coming[place])
             place += 1
-        there = [number for number in there if stays[number].last > begin]
-        on = tuple(tuple(number for number in there if gpu in stays[number].ran.gpus) for gpu in range(gpus))
+        present = [number for number in present if stays[number].last > begin]
+        on = tuple(tuple(number for number in present if gpu in stays[number].ran.gpus) for gpu in range(gpus))
         pieces.append(Piece(begin, end, on))
     return pieces
 
 
-def _told(task: TaskRun, known: Mapping[str, Known]) -> Demand | None:
-    """What it is known to keep busy alone."""
+def _known_demand(task: TaskRun, known: Mapping[str, Known]) -> Demand | None:
+    """Its demand, if known."""
     return known[task.name].demand if task.name in known else task.demand
 
 
 def speeds_in(
     stays: Sequence[Stay], pieces: Sequence[Piece], demands: Sequence[Demand], mechanism: Mechanism
 ) -> list[dict[int, float]]:
-    """Of each stay in each piece that it was there: at the slowest of its GPUs."""
+    """Speed of each stay in each of its pieces: that of its slowest GPU."""
     speeds: list[dict[int, float]] = [{} for _ in demands]
     for number, piece in enumerate(pieces):
         for gpu, who in enumerate(piece.on):
@@ -171,14 +171,14 @@ def _shown(activity: Activity | None) -> Demand:
 
 
 def _demand(stay: Stay, pieces: Sequence[Piece], speeds: Mapping[int, float], meters: Meters, lone: bool) -> Demand:
-    """What it showed, divided by the part of its demand that it could show."""
+    """Its activity, divided by the share of its demand that it could show."""
     done_s = work_s(pieces, speeds)
     if meters.ramp_is_idle:
         done_s -= RAMP_LOSS * _ramp_s(stay, pieces, speeds)
     times = (stay.last - stay.begin) / done_s if done_s > 0.0 else 1.0
     seen = stay.ran.activity or Activity()
     plain = _shown(seen)
-    # Engine activity of tasks on one GPU overlaps, so that a share of it says little: only of one that was alone.
+    # Engine activity of several tasks on one GPU overlaps, so it is used only of a task alone.
     engine = seen.gr_active if meters.engine == "own" or (lone and meters.engine == "alone") else None
     power = None
     if meters.above_idle_w and stay.ran.energy_j is not None and stay.ran.used_s:
@@ -224,7 +224,7 @@ def _solo(
     speeds: Sequence[Mapping[int, float]],
     last: int | None,
 ) -> Solo:
-    """By its last attempt: what earlier ones did was lost."""
+    """From its last attempt; the work of earlier attempts was lost."""
     if last is None or not task.attempts or stays[last].ran is not task.attempts[-1]:
         ran_s = _since_start_s(task.attempts[-1], task.attempts[-1].ended_at) if task.attempts else 0.0
         return Solo(seconds=ran_s, start_s=ran_s, ramp_s=0.0, demand=IDLE, how="alone", rate=1.0)

@@ -1,4 +1,9 @@
-"""Entries of a simulation's heap: everything that happens at a known time, in the order of time."""
+"""What happens in a simulation.
+
+1. The heap: everything that happens at a known time, in the order of time.
+2. Rows of a trace as submitted tasks, and the work that an ended attempt leaves behind.
+3. Progress of a run, and the error for a run that cannot continue.
+"""
 
 from __future__ import annotations
 
@@ -92,17 +97,17 @@ Occurrence = Arrival | Started | FirstUse | Saved | EstimateReady | SampleDue | 
 
 
 SIGNAL = 10
-GRACE_S = 120.0  # or twice what a save takes: none is too late here
+GRACE_S = 120.0  # or twice the duration of a save: no simulated save takes longer
 
 
 def signal_of(row: TraceTask) -> SaveSignal | None:
-    """What its submission declares."""
+    """The checkpoint signal that its submission declares."""
     return SaveSignal(SIGNAL, max(GRACE_S, 2.0 * (row.save_s or 0.0))) if row.can_leave else None
 
 
 def saved_work_s(row: TraceTask, runner: RunningTask) -> float:
-    """How much of its work an attempt that ended leaves behind: all of it if it saved on a signal, else what its last
-    checkpoint has. An attempt that is told to stop, or that ran out of memory, saves nothing more."""
+    """Work that an ended attempt leaves behind: all of it if it saved on a signal, otherwise that of its last
+    checkpoint. An attempt that is stopped or runs out of memory saves nothing more."""
     done_s = runner.done_s + runner.progress_s
     if runner.saving and row.save_s is not None:
         return done_s
@@ -125,35 +130,35 @@ def spec_of(row: TraceTask, asked: Asked) -> TaskSpec:
 
 
 def owner_of(user: str) -> Owner:
-    """The same number for the same name, in every run."""
+    """The same UID for the same name in every run."""
     uid = 1000 if not user else 1001 + sum(ord(letter) * 31**place for place, letter in enumerate(user)) % 60_000
     return Owner(uid, uid, user or "user")
 
 
-EVERY = 256  # events: some hundredths of a second
-Tell = Callable[[int, int, float], None]  # tasks that have ended, all of them, simulated seconds
+EVERY = 256  # events, some hundredths of a second
+OnProgress = Callable[[int, int, float], None]  # ended tasks, all tasks, simulated seconds
 
 
-def followed(made: Simulation, tell: Tell) -> Iterator[AnyEvent]:
-    """The events of that run; `tell` is called now and then, and at the end."""
+def followed(made: Simulation, on_progress: OnProgress) -> Iterator[AnyEvent]:
+    """The events of the run; `on_progress` is called every 256 events and at the end."""
     total = len(made.trace.tasks)
     for number, event in enumerate(made.events(), 1):
         yield event
         if number % EVERY == 0:
-            tell(len(made.runs), total, made.now)
-    tell(len(made.runs), total, made.now)
+            on_progress(len(made.runs), total, made.now)
+    on_progress(len(made.runs), total, made.now)
 
 
 NAMED = 5  # tasks
 
 
 def stalled(state: State, now: float) -> Refused:
-    """Nobody runs, all have arrived, and the line is not empty: the reason is that of the first in it."""
-    line = list(queued_ids(state, now))
-    named = ", ".join(map(str, line[:NAMED])) + (", …" if len(line) > NAMED else "")
-    count = f"{show_count(len(line), 'task')} {'waits' if len(line) == 1 else 'wait'} ({named})"
-    reason = waiting(state, now, line[:1])[line[0]]
+    """No task runs, all have arrived, and the queue is not empty. The error states the reason of its first task."""
+    queue = list(queued_ids(state, now))
+    named = ", ".join(map(str, queue[:NAMED])) + (", …" if len(queue) > NAMED else "")
+    count = f"{show_count(len(queue), 'task')} {'waits' if len(queue) == 1 else 'wait'} ({named})"
+    reason = waiting(state, now, queue[:1])[queue[0]]
     return Refused(
-        f"nothing runs and nothing comes any more, and {count}. Task {line[0]}: {reason.sentence} ({reason.code})",
-        "The policy or the settings start it on no GPU, not even on an idle one.",
+        f"no task runs or will arrive, and {count}. Task {queue[0]}: {reason.sentence} ({reason.code})",
+        "The policy or the settings place it on no GPU, not even on an idle one.",
     )

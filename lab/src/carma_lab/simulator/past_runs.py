@@ -1,4 +1,4 @@
-"""A simulated task on paper, with all that could be seen of its attempts: here it is the truth."""
+"""The record of a simulated task, with the true figures of its attempts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from carma_lab.simulator.simulated_server import RunningTask
 
 
 def run_of(task: Task, row: TraceTask, index: Mapping[GpuId, int], runners: Sequence[RunningTask | None]) -> TaskRun:
-    """`runners`: its attempts as they ended; None for one that never touched a GPU."""
+    """`runners`: its attempts at their ends; None for an attempt that never used a GPU."""
     status = task.status
     assert isinstance(status, Finished)
     return TaskRun(
@@ -61,7 +61,7 @@ def _ran(attempt: Attempt, runner: RunningTask | None, index: Mapping[GpuId, int
 
 
 def _activity(runner: RunningTask, part: float) -> Activity:
-    """`part`: of its demand, on average."""
+    """`part`: mean share of its demand."""
     demand = runner.demand
     return Activity(
         sm_active=demand.sm_active * part,
@@ -72,7 +72,7 @@ def _activity(runner: RunningTask, part: float) -> Activity:
 
 
 def _energy_j(runner: RunningTask) -> float | None:
-    """Only where the trace says what the task draws: no meter tells it apart from its neighbours'."""
+    """Only if the trace has the power of the task: no meter separates it from that of its neighbours."""
     power = runner.demand.power
     if power is None:
         return None

@@ -1,9 +1,9 @@
-"""What a trial run would predict of a task's demand: the truth with an error that was made elsewhere.
+"""Demand that a trial run would predict for a task: the truth with a measured error.
 
-There are no layers of the published tasks, so prediction is played by its measured errors (demand_errors.csv: models
-that people use, on none of which anything was fitted). Of the models that are most like the task in truth one is drawn
-by chance, and the task's figures are off by as much as that one's were. The draw belongs to the seed and to a task's
-name, as one command is tried once. Errors are those of an H200; on other cards they may be larger.
+The layers of the published tasks are not known, so the errors of predictions are simulated (demand_errors.csv: models
+in real use, none of which was used for fitting). One of the models with the most similar demand is drawn at random,
+and its error is applied to the task. The draw depends on the seed and the task's name, because a command is tried once.
+The errors are those of an H200; on other cards they may be larger.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from carma.core.scheduling.sharing_model import POWER_OF_DRAM, POWER_OF_SM, engi
 from carma.traces import TraceTask
 
 ALIKE = 12  # models to draw from
-EDGE = 0.005  # shares are kept so far from 0 and 1
+EDGE = 0.005  # minimum distance of a share from 0 and 1
 Figures = tuple[float, ...]
 
 
@@ -41,14 +41,14 @@ def predict_demand(seed: int, row: TraceTask) -> Demand:
 
 
 def _figures(demand: Demand) -> Figures:
-    """What a trace does not tell is taken as the sharing model takes it."""
+    """Values that the trace lacks are those that the sharing model assumes."""
     drawn = POWER_OF_SM * demand.sm_active + POWER_OF_DRAM * demand.dram_active
     power = min(1.0, drawn) if demand.power is None else demand.power
     return (demand.sm_active, demand.sm_occupancy, demand.dram_active, engine_share(demand), power)
 
 
 def _moved(truth: float, was: float, said: float) -> float:
-    """By as much in log-odds, so that a share stays a share."""
+    """The truth moved by the error in log-odds, so that a share stays between 0 and 1."""
     return share_of(odds_of(truth) + odds_of(said) - odds_of(was))
 
 
@@ -57,6 +57,6 @@ def share_of(odds: float) -> float:
 
 
 def odds_of(share: float) -> float:
-    """Their logarithm."""
-    kept = min(1.0 - EDGE, max(EDGE, share))
-    return log(kept / (1.0 - kept))
+    """Logarithm of the odds."""
+    inner = min(1.0 - EDGE, max(EDGE, share))
+    return log(inner / (1.0 - inner))

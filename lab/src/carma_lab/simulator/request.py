@@ -1,4 +1,4 @@
-"""A simulation by its names, as the command line and the benchmarks ask for it."""
+"""A simulation by the names of its parts, for the command line and the benchmarks."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from carma_lab.runs.record import About, Run
 from carma_lab.simulator import estimate_sources as sources
 from carma_lab.simulator import simulated_cards as cards
 from carma_lab.simulator.estimate_sources import COLUMN_OF
-from carma_lab.simulator.occurrences import Tell
+from carma_lab.simulator.occurrences import OnProgress
 from carma_lab.simulator.simulation import Demands, Setup, Simulation
 
-_BOOKINGS = "no task is stopped above its booking there, and no booking shrinks"
-_SAMPLES = "a sample is left out there while nothing changes"
-_MEMORY = "--memory says who is asked there"
-# Why a setting has no effect, by its name or its section.
+_BOOKINGS = "simulated tasks are not stopped above their bookings, and bookings do not shrink"
+_SAMPLES = "samples are left out while nothing changes"
+_MEMORY = "--memory selects the source"
+# The reason why a setting has no effect, by its name or its section.
 WITHOUT_EFFECT = {
-    "placement.policy": "--policy names the policy",
-    "sharing.mechanism": "--mechanism says how tasks share",
+    "placement.policy": "--policy selects the policy",
+    "sharing.mechanism": "--mechanism selects the mechanism",
     "sharing.watchdog": _BOOKINGS,
     "sharing.watch_s": _BOOKINGS,
-    "sharing.context_mib": "a trace's memory has all that a task takes in it",
+    "sharing.context_mib": "the memory of a trace includes the CUDA context",
     "memory.shrink": _BOOKINGS,
     "memory.sources": _MEMORY,
     "memory.estimators_at_once": _MEMORY,
@@ -38,12 +38,12 @@ WITHOUT_EFFECT = {
     "memory.trial_memory_mib": _MEMORY,
     "memory.level": _MEMORY,
     "window.stale_s": f"no sample is ever stale: {_SAMPLES}",
-    "queue.misfits": "a task that no GPU could hold is ended there",
-    "quota.waiting": "a trace's tasks all come in; what it refuses, it refuses at the submission",
-    "monitor": "it is for the daemon's own look at the GPUs",
+    "queue.misfits": "a task that fits on no GPU is ended",
+    "quota.waiting": "it limits submissions, and all tasks of a trace are submitted",
+    "monitor": "it is for the monitoring of real GPUs",
     "daemon": "it is for the daemon only",
-    "virtual": "--gpus and --gpu say what is simulated",
-    "launch": "no process is started there",
+    "virtual": "--gpus and --gpu select the simulated GPUs",
+    "launch": "no process is started",
 }
 
 
@@ -55,12 +55,12 @@ def check_settings(names: Iterable[str]) -> None:
 
 
 def check_memory(memory: str, trace: Trace) -> None:
-    """A trace without a single estimate by that source would be simulated as if it had said nothing of anybody."""
+    """Refuses a trace without any estimate by that source, which would be simulated without estimates."""
     column = COLUMN_OF.get(memory)
     if column is not None and all(getattr(row, column) is None for row in trace.tasks):
         raise Usage(
             f"no task of {trace.name} has an estimate by {memory} (column {column})",
-            "--memory none is for tasks of which nobody says what they take; --memory measured has the true peaks.",
+            "Use --memory none for tasks without estimates, or --memory measured for the true peaks.",
         )
 
 
@@ -77,13 +77,13 @@ class Request(Record, frozen=True, kw_only=True):
     mechanism: Literal["mps", "timeslice"] = "mps"
     seed: int = 0
     noise: float = 0.0
-    settings: Mapping[str, object] = {}  # dotted names; all others are at their defaults
+    settings: Mapping[str, object] = {}  # by dotted name; other settings have their defaults
 
 
-def recorded(request: Request, trace: Trace | None = None, tell: Tell | None = None) -> Run:
+def recorded(request: Request, trace: Trace | None = None, on_progress: OnProgress | None = None) -> Run:
     """The whole run, with the course of the GPUs over time."""
     made = simulation(request, trace, watched=True)
-    figures = made.run(tell)
+    figures = made.run(on_progress)
     about = About(
         simulated=True,
         trace=request.trace,
@@ -103,7 +103,7 @@ def recorded(request: Request, trace: Trace | None = None, tell: Tell | None = N
 
 
 def simulation(request: Request, trace: Trace | None = None, *, watched: bool = False) -> Simulation:
-    """Ready to run. `trace`: one that was read already."""
+    """Ready to run. `trace`: the trace, if it was read before."""
     check_settings(request.settings)
     trace = find(request.trace) if trace is None else trace
     settings = settings_of({**request.settings, "placement.policy": request.policy})
@@ -130,28 +130,32 @@ def simulation(request: Request, trace: Trace | None = None, *, watched: bool = 
 
 
 def digest(trace: Trace) -> str:
-    """The same for the same tasks, by whatever name."""
+    """Equal for equal tasks, independent of the trace's name."""
     return sha256(msgspec.json.encode(trace.tasks)).hexdigest()[:16]
 
 
 def _check(trace: Trace, request: Request, card: cards.Card) -> None:
     for place, row in enumerate(trace.tasks, 1):
         if row.gpus > request.gpus:
-            more = f"Simulate more GPUs (--gpus {row.gpus}), or cut" if row.gpus <= MOST_GPUS else "Cut"
+            more = f"Simulate more GPUs (--gpus {row.gpus}), or remove" if row.gpus <= MOST_GPUS else "Remove"
             raise Usage(
-                f"task {place} of {trace.name} ({row.name}) wants {row.gpus:,} GPUs, and there are {request.gpus:,}",
-                f"{more} such tasks out of the trace.",
+                f"task {place} of {trace.name} ({row.name}) needs {row.gpus:,} GPUs, and there are {request.gpus:,}",
+                f"{more} such tasks from the trace.",
             )
         if row.memory_mib > card.memory_mib:
             raise Usage(
-                f"task {place} of {trace.name} ({row.name}) takes {row.memory_mib:,} MiB, and an {card.name} has "
+                f"task {place} of {trace.name} ({row.name}) needs {row.memory_mib:,} MiB, and an {card.name} has "
                 f"{card.memory_mib:,} MiB",
                 _larger(row.memory_mib),
             )
 
 
 def _larger(memory_mib: int) -> str:
-    """What to type: the cards that hold so much."""
+    """The hint: cards with enough memory."""
     names = [f"--gpu {name}" for name, card in cards.CARDS.items() if card.memory_mib >= memory_mib]
-    cut = "cut such tasks out of the trace"
-    return f"Simulate a larger card ({' or '.join(names)}), or {cut}." if names else f"No card holds it: {cut}."
+    remove = "remove such tasks from the trace"
+    return (
+        f"Simulate a larger card ({' or '.join(names)}), or {remove}."
+        if names
+        else f"No card is large enough: {remove}."
+    )

@@ -1,8 +1,8 @@
-"""Samples of simulated GPUs, the only thing that the core sees of them.
+"""Samples of simulated GPUs, the only information about them that the core gets.
 
-1. A sample has means since the previous one, as GPM's figures do.
-2. While nothing on a GPU changes, its samples would be equal and are left out. A rule that uses the age of a sample
-   must allow for that (`rules_for` in setup.py).
+1. A sample has means since the previous one, as the figures of GPM.
+2. While nothing changes on a GPU, its samples would be equal and are left out. Rules that use the age of a sample are
+   adapted (`rules_for` in setup.py).
 3. Samples that cannot change a decision are left out too (`sample_matters`).
 """
 
@@ -31,7 +31,7 @@ def sample_matters(state: State, gpu: GpuId, used: bool) -> bool:
     return used or bool(state.on_gpu.get(gpu))
 
 
-Sums = tuple[float, float, float, float, float, float]  # as of when, and what a board had summed up by then
+Sums = tuple[float, float, float, float, float, float]  # time, and the integrals of a board at that time
 
 
 class SimulatedSampler:
@@ -51,9 +51,9 @@ class SimulatedSampler:
         self._sample_matters = sample_matters
         self._until: dict[int, float] = {}  # GPUs that are sampled, with the end of the sampling
         self._last: dict[int, Sums] = {}
-        self._showed: list[list[RunningTask] | None] = [None] * len(boards)  # tasks in the last sample of each
+        self._sampled: list[list[RunningTask] | None] = [None] * len(boards)  # tasks in the last sample of each GPU
         self._due = False
-        self.looked_at = 0.0
+        self.sampled_at = 0.0
         self.unreported: list[GpuSample] = []  # not yet passed to the core, in the order of time
 
     def changed(self, boards: Iterable[SimulatedGpu], now: float) -> None:
@@ -66,31 +66,31 @@ class SimulatedSampler:
             self._due = True
             self._wake((floor(now / self._period_s) + 1) * self._period_s)
 
-    def look(self, now: float) -> None:
+    def sample(self, now: float) -> None:
         """Takes the samples that are due now, and schedules the next ones if any GPU still changes."""
         last = self._last
         for index in sorted(self._until):
-            # A change at this very moment is sampled next time: there is no span yet to take a mean over.
+            # A change at this moment is sampled next time: there is no period for a mean yet.
             if last[index][0] < now:
                 self._sample_gpu(index, now)
         self._until = {index: until for index, until in self._until.items() if until > now}
-        self.looked_at, self._due = now, bool(self._until)
+        self.sampled_at, self._due = now, bool(self._until)
         if self._due:
             self._wake(now + self._period_s)
 
-    def shown(self, now: float) -> GpusSampled:
+    def report(self, now: float) -> GpusSampled:
         samples, self.unreported = tuple(self.unreported), []
         return GpusSampled(now, samples)
 
     def _sample_gpu(self, index: int, now: float) -> None:
         """Takes a sample if a task came or left, if it is the last one, or if it could change a decision."""
         board = self._boards[index]
-        news = board.runners != self._showed[index] or self._until[index] <= now
-        if news or self._sample_matters(self._gpus[index].id, bool(board.runners)):
-            self._showed[index] = board.runners.copy()
+        changed = board.runners != self._sampled[index] or self._until[index] <= now
+        if changed or self._sample_matters(self._gpus[index].id, bool(board.runners)):
+            self._sampled[index] = board.runners.copy()
             self.unreported.append(self._sample(index, now))
         elif board.runners:
-            board.move(now)  # the next sample has the mean since the one that was shown
+            board.move(now)  # the next sample has the mean since the last reported one
         else:
             self._last[index] = self._integrals(board, now)
 

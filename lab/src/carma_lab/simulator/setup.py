@@ -1,4 +1,4 @@
-"""What is simulated, and the daemon's rules as they are for a simulated sampler."""
+"""Input of a simulation: its setup, the rules of the daemon for a simulated sampler, and noise of the true speeds."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from carma_lab.runs import figures as result
 from carma_lab.simulator.estimate_sources import Source
 from carma_lab.simulator.simulated_cards import Card
 
-QUIET = 1e12  # seconds: a sample that was left out because nothing changed is not stale
+QUIET = 1e12  # seconds: samples that are left out because nothing changed do not count as stale
 
-# What is known of a task's demand and run time before it runs. measured: the truth. history: what earlier runs of that
-# name by that user have shown in this simulation, as the daemon's history tells it. estimate: that, and for a new name
-# the demand that a trial run would predict. none: nothing.
+# Knowledge of a task's demand and run time before it runs. measured: the truth. history: from earlier runs of the same
+# name and user in this simulation, as in the daemon's history. estimate: history, and for a new name the demand that a
+# trial run would predict. none: nothing.
 Demands = Literal["measured", "history", "estimate", "none"]
 
 
 class Setup(Record, frozen=True, kw_only=True):
-    """What is simulated. `rules` are the daemon's own."""
+    """What is simulated. `rules` are those of the daemon."""
 
     card: Card
     gpus: int
@@ -37,20 +37,20 @@ class Setup(Record, frozen=True, kw_only=True):
     demand: Demands = "measured"
     mechanism: Literal["mps", "timeslice"] = "mps"
     seed: int = 0
-    noise: float = 0.0  # the spread of true rates about the model's; 1: as measured
+    noise: float = 0.0  # spread of true speeds about those of the model; 1: as measured
     period_s: float = 5.0  # between two samples
     launch_s: float = 0.5  # from a placement to the process
-    watched: bool = False  # whether a course of the GPUs over time is kept
-    every_sample: bool = False  # whether all samples are told, each at its time; else those that make a difference
-    # Of a run that is played again (fidelity.py): what was known of each task, by its place in the trace, and the GPUs
-    # by their own names. Without them `source` tells of a task, and there are `gpus` of `card`.
+    watched: bool = False  # whether the course of the GPUs over time is recorded
+    every_sample: bool = False  # whether the core gets every sample at its time; otherwise only samples that matter
+    # For a recorded run (fidelity.py): the knowledge of each task, in the order of the trace, and the GPUs with their
+    # own names. Otherwise `source` answers, and there are `gpus` GPUs of type `card`.
     asked: tuple[result.Asked, ...] = ()
     server: tuple[tuple[GpuId, Card], ...] = ()
-    watchdog: bool = False  # whether it stops tasks above their bookings; without it no booking shrinks either
+    watchdog: bool = False  # whether tasks above their bookings are stopped; without it no booking shrinks
 
 
 def rules_for(setup: Setup) -> Rules:
-    """As the daemon would have them with such a sampler."""
+    """The daemon's rules for such a sampler."""
     window = replace(setup.rules.window, stale_s=QUIET)
     queue = replace(setup.rules.queue, misfits="end")
     sharing = replace(setup.rules.sharing, watchdog=setup.watchdog, mechanism=setup.mechanism)
@@ -58,14 +58,19 @@ def rules_for(setup: Setup) -> Rules:
 
 
 class Noise:
-    """Log-normal; `scale` 1: as wide as measured, 0: the model is the truth."""
+    """Deviation of the true speeds from the sharing model: a log-normal factor for each task of a group, the same for
+    each meeting of the group under one seed. Policies know the model only.
+
+    `scale` 1: spread as measured, 0: the model is the truth. The measured spread is that of the model's errors on tasks
+    that it was not fitted on, by number of tasks and predicted slowdown (core/scheduling/sharing_model.py, SPREAD).
+    """
 
     def __init__(self, scale: float, seed: int, mechanism: Mechanism = "mps") -> None:
         self._scale, self._seed, self._mechanism = scale, seed, mechanism
         self._known: dict[tuple[str, ...], float] = {}
 
     def factors(self, names: Sequence[str], rates: Sequence[float]) -> list[float]:
-        """Of the rates that the model says for tasks of these names that share a GPU."""
+        """Factors of the model's rates for tasks of these names that share a GPU."""
         if self._scale == 0.0:
             return [1.0] * len(names)
         group = tuple(sorted(names))
@@ -74,9 +79,9 @@ class Noise:
             for name, rate in zip(names, rates, strict=True)
         ]
 
-    def _drawn(self, who: tuple[str, ...]) -> float:
+    def _drawn(self, task_and_group: tuple[str, ...]) -> float:
         """From the standard normal distribution."""
-        if who not in self._known:
-            text = "\0".join((str(self._seed), *who))
-            self._known[who] = Random(crc32(text.encode())).gauss(0.0, 1.0)
-        return self._known[who]
+        if task_and_group not in self._known:
+            text = "\0".join((str(self._seed), *task_and_group))
+            self._known[task_and_group] = Random(crc32(text.encode())).gauss(0.0, 1.0)
+        return self._known[task_and_group]

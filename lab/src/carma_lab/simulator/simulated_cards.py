@@ -1,7 +1,7 @@
-"""Cards that can be simulated: memory, and what they draw.
+"""Cards that can be simulated: memory and power.
 
-Power is a curve over SM and DRAM activity (power.py says where each one is from). Of an A100 with 80 GB nothing was
-published: it is taken to draw what one with 40 GB does.
+Power is a curve over SM and DRAM activity. No power of an A100 with 80 GB was published; it gets the curve of the one
+with 40 GB.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Curve(Record, frozen=True, kw_only=True):
     sharpness: float | None = None
 
     def share(self, sm_active: float, dram_active: float) -> float:
-        """Of what the card can draw above idle, 0 to 1."""
+        """Share of the power range above idle, 0 to 1."""
         load = self.of_sm * sm_active + self.of_dram * dram_active
         return min(1.0, load) if self.sharpness is None else 1.0 - exp(-(load**self.sharpness))
 
@@ -31,14 +31,13 @@ class Curve(Record, frozen=True, kw_only=True):
         return self.idle_w + (self.most_w - self.idle_w) * self.share(sm_active, dram_active)
 
     def share_of(self, watts: float) -> float:
-        """The other way round, for a task whose power was measured."""
+        """The share of a measured power."""
         return min(1.0, max(0.0, (watts - self.idle_w) / (self.most_w - self.idle_w)))
 
 
-# The A100s of a DGX Station, from 53 published means of tasks alone (lab/results/a100/solo.csv). 275 W is taken for
-# their
-# limit, since the steadiest tasks settle there (GPT-2: median 276 W), and 52 W for idle: the most frequent value of the
-# first 200 s is 51.9 to 53.4 W in five of those profiles. The three others are least squares.
+# The A100s of a DGX Station, from 53 published means of tasks alone (lab/results/a100/solo.csv). The limit is 275 W,
+# where the steadiest tasks settle (GPT-2: median 276 W). Idle is 52 W: in five profiles the most frequent value
+# of the first 200 s is 51.9 to 53.4 W. The other three constants are least squares.
 A100_40 = Curve(idle_w=52.0, most_w=275.0, of_sm=1.785, of_dram=0.097, sharpness=1.997)
 # Weights of core/scheduling/sharing_model.py, measured on an H200 (lab/results/h200/sharing.json).
 H200 = Curve(idle_w=76.0, most_w=700.0, of_sm=POWER_OF_SM, of_dram=POWER_OF_DRAM)
@@ -55,7 +54,7 @@ _EVERYTHING = Capabilities(
 
 class Card(Record, frozen=True, kw_only=True):
     name: str
-    memory_mib: int  # what tasks can use
+    memory_mib: int  # usable by tasks
     curve: Curve
 
     @property
@@ -78,7 +77,7 @@ CARDS = {
 
 
 def find(name: str) -> Card:
-    """By its short name, or by any spelling that `carma estimate --gpu` takes."""
+    """By its short name, or any spelling that `carma estimate --gpu` accepts."""
     if name in CARDS:
         return CARDS[name]
     known = find_card(name)
@@ -86,10 +85,10 @@ def find(name: str) -> Card:
         if known is not None and known.name == card.name:
             return card
     if known is not None:
-        raise Usage(f"{name}: a card of the kind {known.name} cannot be simulated", f"These can: {', '.join(CARDS)}.")
+        raise Usage(f"{name}: the card {known.name} cannot be simulated", f"Use one of {', '.join(CARDS)}.")
     near = difflib.get_close_matches(name.lower(), CARDS, n=1)
     nearest = f"Did you mean {near[0]}? " if near else ""
-    raise Usage(f"{name}: no such card", f"{nearest}These can be simulated: {', '.join(CARDS)}.")
+    raise Usage(f"{name}: no such card", f"{nearest}Simulated cards: {', '.join(CARDS)}.")
 
 
 def server(card: Card, count: int) -> tuple[Gpu, ...]:

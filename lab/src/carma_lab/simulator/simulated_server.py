@@ -1,8 +1,8 @@
-"""The truth of a simulated server: who is on which GPU, how fast each goes, what it holds, what the card draws.
+"""State of a simulated server: the tasks on each GPU with their speeds and memory, and the power of the cards.
 
-Nothing happens between two calls but what can be worked out: progress, energy and activity are integrated in closed
-form whenever the tasks on a GPU change. Memory is taken in steps; a step that finds no room, on the card or under the
-task's cap, is the end of whoever wanted it. The manager never looks in here: it is shown samples (eyes.py).
+Progress, energy and activity are integrated in closed form whenever the tasks on a GPU change. Memory is allocated in
+steps; a step that exceeds the card or the task's cap ends the task. The core must not read this state: it gets samples
+(sampling.py).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from carma.core.scheduling.sharing_model import engine_shown, progress_rates
 from carma.traces import TraceTask
 from carma_lab.simulator.simulated_cards import Card, server
 
-STEPS = 5  # in which memory is taken
+STEPS = 5  # of memory allocation
 IDLE = Demand(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class RunningTask:
-    """One attempt from its first use of a GPU on."""
+    """One attempt since its first use of a GPU."""
 
     __slots__ = (
         "began",
@@ -57,23 +57,23 @@ class RunningTask:
         self.key, self.name, self.boards, self.cap_mib, self.demand = key, row.name, boards, cap_mib, row.demand
         self.working = boards[: row.working_gpus]
         self.done_s = done_s  # of its work, before this attempt
-        self.saving = False  # it holds its memory, and does nothing else on the GPU
-        self.plan = plan_of(row, done_s)  # what is to come: (progress, MiB more), the last with nothing more is the end
+        self.saving = False  # a saving task holds its memory and does no work on the GPU
+        self.plan = plan_of(row, done_s)  # future steps: (progress, additional MiB); 0 MiB is the end
         self.progress_s = 0.0
         self.held_mib = 0
         self.rate = 1.0
         self.began = self.grown_at = at
-        self.busy_s = 0.0  # its demand times this is what it showed, integrated
-        self.since = at  # progress is as of then
-        self.version = 0  # of the moment that was worked out for it
+        self.busy_s = 0.0  # integral of its activity, divided by its demand
+        self.since = at  # time of the last update
+        self.version = 0  # of its scheduled step
 
     @property
     def share(self) -> float:
-        """Of its demand, while it warms up."""
+        """Share of its demand that it shows while its memory grows."""
         return 1.0 - (len(self.plan) - 1) / STEPS
 
     def on(self, board: SimulatedGpu) -> Demand:
-        """What it wants of that GPU: nothing of one that it asked for and does not use."""
+        """Its demand on that GPU: none on a GPU that it requested and does not use."""
         return self.demand if board in self.working and not self.saving else IDLE
 
     def move(self, now: float) -> None:
@@ -88,8 +88,8 @@ class RunningTask:
 
 
 def plan_of(row: TraceTask, done_s: float = 0.0) -> list[tuple[float, int]]:
-    """The steps from the last to the first. They lie within the ramp; the end is when all the work is done, of which
-    `done_s` need not be done again."""
+    """The steps from the last to the first. They lie within the ramp; the task ends when all its work is done, except
+    `done_s`, which was saved."""
     work_s = max(1e-3, row.work_s - done_s)
     ramp_s = min(row.ramp_s, 0.5 * work_s)
     steps = [
@@ -126,7 +126,7 @@ class SimulatedGpu:
         self.rates: list[float] = []
         self.used_mib = 0
         self.load = IDLE
-        self.uses: tuple[ProcessUse, ...] | None = None  # what a sampler tells of the runners, once it has looked
+        self.uses: tuple[ProcessUse, ...] | None = None  # processes in a sample; None after a change
         self.watts = card.idle_w
         self.since = 0.0
         self.energy_j = self.sm_s = self.occupancy_s = self.dram_s = self.engine_s = self.memory_mib_s = 0.0
@@ -144,7 +144,7 @@ class SimulatedGpu:
             self.since = now
 
     def totals(self, now: float) -> tuple[float, float, float, float, float]:
-        """SM, occupancy, DRAM, memory and energy as they would be if it were moved; it is not."""
+        """Integrals of SM, occupancy, DRAM, memory and energy at `now`, without a change of the state."""
         span_s, load = now - self.since, self.load
         return (
             self.sm_s + load.sm_active * span_s,
@@ -155,7 +155,7 @@ class SimulatedGpu:
         )
 
     def show(self) -> None:
-        """The load as it is now. Called whenever anything has changed for those on it."""
+        """Computes the present load. Called after every change of a task on the GPU."""
         self.uses = None
         sm = occupancy = dram = 0.0
         demands = [runner.on(self) for runner in self.runners]
@@ -169,7 +169,7 @@ class SimulatedGpu:
 
 
 class SimulatedServer:
-    """`soon` is told when a runner is next due; it asks `due` then."""
+    """`soon` is called with the time of a runner's next step, and has to call `due` then."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class SimulatedServer:
         return ended
 
     def due(self, runner: RunningTask, now: float) -> Outcome | None:
-        """A step of memory, or the end. None: it goes on."""
+        """A memory step, or the end. None: the task continues."""
         runner.move(now)
         if len(runner.plan) == 1:
             self.leave(runner, now)
@@ -207,7 +207,7 @@ class SimulatedServer:
         return ended
 
     def save(self, runner: RunningTask, now: float) -> None:
-        """From now on it makes no progress and keeps no GPU busy, until it leaves."""
+        """The task makes no progress and uses no GPU from now until it leaves."""
         runner.move(now)
         runner.saving = True
         self._changed(runner.boards, now)
@@ -222,7 +222,7 @@ class SimulatedServer:
         self._changed(runner.boards, now)
 
     def _take(self, runner: RunningTask, now: float) -> Outcome | None:
-        """All steps that are due by now, on each of its GPUs."""
+        """Allocates all steps that are due, on each of its GPUs."""
         while len(runner.plan) > 1 and runner.plan[-1][0] <= runner.progress_s + 1e-9:
             _, more_mib = runner.plan[-1]
             over = runner.cap_mib is not None and runner.held_mib + more_mib > runner.cap_mib
@@ -238,7 +238,7 @@ class SimulatedServer:
         return None
 
     def _changed(self, boards: Iterable[SimulatedGpu], now: float) -> None:
-        """Those on these GPUs go at other rates from now on; the GPUs that they are also on show another load."""
+        """Updates the speeds of the tasks on these GPUs, and the loads of all GPUs of these tasks."""
         touched: dict[int, SimulatedGpu] = {}
         moved: dict[AttemptKey, RunningTask] = {}
         for board in boards:
@@ -276,7 +276,7 @@ class SimulatedServer:
 def build_gpus(
     card: Card, count: int, named: Sequence[tuple[GpuId, Card]]
 ) -> tuple[tuple[Gpu, ...], list[SimulatedGpu]]:
-    """The GPUs of a server, and the truth of each: so many alike, or those that are given by their own names."""
+    """The GPUs of a server with their simulated states: `count` equal ones, or those of `named`."""
     if not named:
         gpus = server(card, count)
         return gpus, [SimulatedGpu(gpu.index, card) for gpu in gpus]

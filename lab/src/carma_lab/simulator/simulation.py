@@ -31,10 +31,10 @@ from carma_lab.simulator.occurrences import (
     FirstUse,
     Heap,
     Occurrence,
+    OnProgress,
     SampleDue,
     Saved,
     Started,
-    Tell,
     Wake,
     followed,
     owner_of,
@@ -83,13 +83,13 @@ class Simulation:
         self._runners: dict[AttemptKey, RunningTask] = {}
         self._orders: dict[AttemptKey, LaunchAttempt] = {}
         self._rows: dict[TaskId, TraceTask] = {}
-        self._left: dict[AttemptKey, RunningTask] = {}  # as they were when they ended
-        self._saved: dict[TaskId, float] = {}  # seconds of its work that a task need not do again
+        self._ended: dict[AttemptKey, RunningTask] = {}  # at their ends
+        self._saved: dict[TaskId, float] = {}  # seconds of saved work
         self._knowledge = TaskKnowledge(setup, self._gpus)
-        self._finished: list[tuple[float, Task]] = []  # finished, when, and not yet forgotten
+        self._finished: list[tuple[float, Task]] = []  # with the time of their end; not yet removed from the core
         self._awake = False
         self._arrived = 0  # tasks
-        self._idle = 0  # heartbeats in which nobody ran and nobody was to come
+        self._idle = 0  # consecutive heartbeats without a running or expected task
         self.runs: list[result.TaskRun] = []
         self._course = (
             Course(boards, lambda: (len(self.state.active), len(self.state.queue))) if setup.watched else None
@@ -107,15 +107,15 @@ class Simulation:
         )
         return Server(gpus=tuple(gpus), period_s=self.setup.period_s)
 
-    def run(self, tell: Tell | None = None) -> result.Figures:
+    def run(self, on_progress: OnProgress | None = None) -> result.Figures:
         began = time.perf_counter()
-        for _ in self.events() if tell is None else followed(self, tell):
+        for _ in self.events() if on_progress is None else followed(self, on_progress):
             pass
         return self.figures(time.perf_counter() - began)
 
     def events(self) -> Iterator[e.AnyEvent]:
         """All events that the core gets, in order: the log of the run."""
-        yield from self._tell(e.GpusFound(0.0, self._gpus))
+        yield from self._apply(e.GpusFound(0.0, self._gpus))
         self._sampler.changed(self.world.boards, 0.0)
         if self.trace.tasks:
             self._heap.push(self.trace.tasks[0].arrival_s, Arrival(0))
@@ -123,13 +123,13 @@ class Simulation:
             at, what = self._heap.pop()
             self._note(at)
             self.now = at
-            told = self._handle(what)
-            if told is not None:
-                if not isinstance(told, e.AttemptStarted):  # which changes nothing of what samples tell
+            event = self._handle(what)
+            if event is not None:
+                if not isinstance(event, e.AttemptStarted):  # it does not depend on samples
                     yield from self._report_samples()
-                yield from self._tell(self._end_of(told) if isinstance(told, Ending) else told)
+                yield from self._apply(self._end_of(event) if isinstance(event, Ending) else event)
             elif self._no_task_waits:
-                continue  # nothing has happened that the core would know of
+                continue  # nothing new for the core
             yield from self._decided()
             if self.state.queue or self.state.between_attempts:
                 self._wake_later()
@@ -140,17 +140,17 @@ class Simulation:
     def _decided(self) -> Iterator[e.AnyEvent]:
         while due := propose(self.state, self.now, self._verdicts):
             for event in due:
-                yield from self._tell(event)
+                yield from self._apply(event)
 
     @property
     def _no_task_waits(self) -> bool:
-        """Then samples change nothing, and are kept until the next other event."""
+        """Samples then change no decision, and are reported before the next other event."""
         return self._defers_samples and not self.state.queue and not self.state.between_attempts
 
     def _report_samples(self) -> Iterator[e.AnyEvent]:
-        """Passes the samples that were kept, before any other event."""
+        """Passes deferred samples to the core, before any other event."""
         if self._sampler.unreported:
-            yield from self._tell(self._sampler.shown(self.now))
+            yield from self._apply(self._sampler.report(self.now))
             self._forget()
             yield from self._decided()
 
@@ -159,7 +159,7 @@ class Simulation:
         boards = self.world.boards
         first = self.trace.tasks[0].arrival_s
         span_s = max(1e-9, (end - first) * len(boards))
-        # Nobody is on a GPU before the first arrival and after the last end: what it drew then is not counted.
+        # GPUs are idle before the first arrival and after the last end; that energy does not count.
         energy_j = sum(board.energy_j + board.watts * (end - board.since) for board in boards)
         energy_j -= sum(board.card.idle_w * first for board in boards)
         return result.figures(
@@ -173,7 +173,7 @@ class Simulation:
             power_w_mean=energy_j / span_s,
         )
 
-    # What happens.
+    # Occurrences.
 
     def _handle(self, what: Occurrence) -> e.AnyEvent | Ending | None:
         match what:
@@ -197,21 +197,21 @@ class Simulation:
                 return None
 
     def _sample_due(self) -> e.GpusSampled | None:
-        self._sampler.look(self.now)
+        self._sampler.sample(self.now)
         if self._no_task_waits or not self._sampler.unreported:
             return None
-        shown = self._sampler.shown(self.now)
+        samples = self._sampler.report(self.now)
         self._forget()
-        return shown
+        return samples
 
     def _note(self, until: float) -> None:
-        """The steps of the course that end by then, up to the one in which the last task ended. Between two entries of
-        the heap nothing changes, so a step needs no entry of its own: a run decides alike, watched or not."""
+        """Records the steps of the course that end by then, up to the end of the last task. Nothing changes between two
+        entries of the heap, so the course needs no entries of its own and does not affect decisions."""
         course = self._course
         while course is not None and course.next_at <= until:
             if len(self.runs) == len(self.trace.tasks) and course.since >= self.runs[-1].ended_s:
                 return
-            course.look(course.next_at)
+            course.record(course.next_at)
 
     def _arrival(self, place: int) -> e.TaskSubmitted:
         row = self.trace.tasks[place]
@@ -225,7 +225,7 @@ class Simulation:
 
     def _started(self, key: AttemptKey) -> e.AttemptStarted | None:
         if self.state.active.get(key.task) != key:
-            return None  # stopped before it began
+            return None  # stopped before its start
         cap_mib = self._orders[key].placement.booking.cap_mib
         guards = () if cap_mib is None else (Guard(rung="framework", limit_mib=cap_mib),)
         confinement = Confinement(mechanism=self.setup.mechanism, guards=guards)
@@ -250,14 +250,14 @@ class Simulation:
     def _ending(self, runner: RunningTask, outcome: Outcome | None) -> Ending | None:
         if outcome is None:
             return None
-        self._left[runner.key] = self._runners.pop(runner.key)
+        self._ended[runner.key] = self._runners.pop(runner.key)
         self._keep(runner)
         return Ending(runner.key, outcome)
 
     def _end_of(self, ending: Ending) -> e.AttemptEnded:
         return ended(self.state, ending.key, ending.outcome, self.now)
 
-    # Those that save.
+    # Preemption.
 
     def _ask_to_save(self, key: AttemptKey) -> None:
         """The task stops its work, saves for `save_s`, and leaves."""
@@ -272,7 +272,7 @@ class Simulation:
         if self.state.active.get(key.task) != key:
             return None  # stopped meanwhile
         runner = self._runners.get(key)
-        if runner is None:  # it had not come to its work yet
+        if runner is None:  # it had not used a GPU yet
             return Ending(key, Succeeded())
         self._sampler.changed(runner.boards, self.now)
         self.world.leave(runner, self.now)
@@ -289,7 +289,7 @@ class Simulation:
 
     # The core.
 
-    def _tell(self, event: e.AnyEvent) -> Iterator[e.AnyEvent]:
+    def _apply(self, event: e.AnyEvent) -> Iterator[e.AnyEvent]:
         commands = step(self.state, event)
         self._knowledge.follow(self.state, event)
         yield event
@@ -305,7 +305,7 @@ class Simulation:
                 if later_s > 0.0:
                     self._heap.push(self.now + later_s, EstimateReady(task))
                 else:
-                    yield from self._tell(self._estimated(task))
+                    yield from self._apply(self._estimated(task))
             case LaunchAttempt(key=key):
                 self._orders[key] = command
                 self._heap.push(self.now + self.setup.launch_s, Started(key))
@@ -330,12 +330,12 @@ class Simulation:
         if runner is not None:
             self._sampler.changed(runner.boards, self.now)
             self.world.leave(runner, self.now)
-            self._left[key] = runner
+            self._ended[key] = runner
             self._keep(runner)
-        yield from self._tell(ended(self.state, key, outcome, self.now))
+        yield from self._apply(ended(self.state, key, outcome, self.now))
 
     def _check_alive(self) -> None:
-        """A policy that starts nobody on idle GPUs would let the simulation go on for ever."""
+        """A policy that places no task on idle GPUs would let the simulation run forever."""
         alive = (
             self.state.active
             or self.state.between_attempts
@@ -353,14 +353,14 @@ class Simulation:
         row = self._rows.pop(task_id)
         self._saved.pop(task_id, None)
         keys = [AttemptKey(task_id, attempt.number) for attempt in task.attempts]
-        self.runs.append(run_of(task, row, self._index, [self._left.pop(key, None) for key in keys]))
+        self.runs.append(run_of(task, row, self._index, [self._ended.pop(key, None) for key in keys]))
         for key in keys:
             self._orders.pop(key, None)
         self._finished.append((task.status.at, task))
 
     def _forget(self) -> None:
-        """Until the next look the last sample shows their processes, which would be taken for somebody else's."""
-        then = self._sampler.looked_at
+        """Removes finished tasks from the core after the next sample: until then it shows their processes."""
+        then = self._sampler.sampled_at
         if self._finished:
             forget(self.state, [task for at, task in self._finished if at < then])
             self._finished = [entry for entry in self._finished if entry[0] >= then]

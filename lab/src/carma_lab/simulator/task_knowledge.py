@@ -1,8 +1,8 @@
-"""What is known of a simulated task before it runs: the answer to the core's EstimateTask.
+"""Knowledge of a simulated task before it runs: the answer to EstimateTask of the core.
 
-1. Memory comes from the source that the setup names. Without an answer, demand and run time are not known either.
-2. Demand and run time come from what `Setup.demand` names. Past runs are recorded and read by the daemon's own code
-   (daemon/found_attempts.py, estimate/history.py, estimate/combination.py), for every policy alike.
+1. Memory comes from the source of the setup. Without an estimate, demand and run time are not known either.
+2. Demand and run time come from the source that `Setup.demand` names. Past runs are recorded and read by code of the
+   daemon (daemon/found_attempts.py, estimate/history.py, estimate/combination.py), for all policies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is in a trace, in figures: how many tasks, how fast they come, how long and how large they are."""
+"""Description of a trace: number, arrivals, durations and memory of its tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from carma.core.model.values import Record
 from carma.traces.schema import Trace
 from carma_lab.traces.task_classes import CLASSES, class_of
 
-MOST_USERS = 8  # that are named
+MOST_USERS = 8  # listed by name
 
 
 class Spread(Record, frozen=True, kw_only=True):
@@ -27,19 +27,19 @@ class Spread(Record, frozen=True, kw_only=True):
 
 
 class Described(Record, frozen=True, kw_only=True):
-    """`gaps_s` is None where there is one task. Classes are those of the rows as they are, by draw.py's rule."""
+    """`gaps_s` is None for a trace of one task. Classes follow from the rows (task_classes.py)."""
 
     trace: str
     source: str
     tasks: int
-    names: int  # different ones
+    names: int  # number of different names
     span_s: float  # from the first arrival to the last
     rate_per_hour: float | None
     gaps_s: Spread | None
     seconds: Spread
     memory_mib: Spread
     gpu_hours: float
-    gpus: dict[int, int]  # tasks by the GPUs that they ask for
+    gpus: dict[int, int]  # tasks by number of requested GPUs
     two_gpus: int
     classes: dict[str, int]
     users: dict[str, int]
@@ -78,7 +78,7 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def facts(described: Described) -> list[tuple[str, str]]:
-    """As lines to read."""
+    """Labels and texts for the terminal."""
     shares = {kind: f"{count:,} ({100 * count / described.tasks:.0f} %)" for kind, count in described.classes.items()}
     classes = ", ".join(f"{kind} {share}" for kind, share in shares.items())
     gpus = ", ".join(f"{count:,} on {show_count(gpus, 'GPU')}" for gpus, count in described.gpus.items())
@@ -105,7 +105,7 @@ def _line(spread: Spread | None, show: Callable[[float], str]) -> str:
 
 
 def _time(seconds: float) -> str:
-    """In the unit that it is spoken of."""
+    """A time in its usual unit."""
     if seconds < 600:
         return f"{seconds:.0f} s" if seconds >= 10 or seconds == 0 else f"{seconds:.2g} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:,.2f} h"

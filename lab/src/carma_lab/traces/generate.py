@@ -1,4 +1,4 @@
-"""Makes a trace by chance: arrivals, one by one or in bursts, of tasks drawn by class. Same seed, same trace."""
+"""Generates a random trace: Poisson arrivals or bursts, tasks drawn by class. A seed gives one trace."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from carma.traces.schema import Trace
 from carma.traces.table import Table
 from carma_lab.traces.task_classes import CLASSES, Shares, Urn, split
 
-# Seven gaps of eight are short, a tenth of the mean; the eighth makes up for them. So the median gap is 8 % of the
-# mean; in the Philly trace it is 7 % (8 s of 114 s).
+# Seven of eight gaps are short, a tenth of the mean; the eighth is long enough to keep the mean. The median gap is
+# therefore 8 % of the mean; in the Philly trace it is 7 % (8 s of 114 s).
 BURST_SHARE = 7 / 8
 BURST_GAP = 0.1
 
@@ -27,7 +27,7 @@ class Recipe(Record, frozen=True, kw_only=True):
     users: int = 0
 
     def spelled(self) -> str:
-        """The command that makes it again."""
+        """The command that generates the trace."""
         words = f"carma trace generate --tasks {self.tasks} --rate {self.rate_per_hour:g} --seed {self.seed}"
         words += f" --shares {self.shares}" + (" --burst" if self.burst else "")
         return words + (f" --users {self.users}" if self.users else "")
@@ -53,7 +53,7 @@ def _user(users: int, dice: random.Random) -> str:
 
 
 def _arrivals(recipe: Recipe, dice: random.Random) -> Iterator[float]:
-    """From 0 on, in milliseconds: what is written is short, and the same everywhere."""
+    """Arrival times from 0, rounded to milliseconds, so that the file is short and equal on all machines."""
     mean_s = 3600 / recipe.rate_per_hour
     long_s = mean_s * (1 - BURST_SHARE * BURST_GAP) / (1 - BURST_SHARE)
     at = 0.0

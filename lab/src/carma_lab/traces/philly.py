@@ -1,8 +1,7 @@
-"""Reads the public Philly trace and makes a trace of a window of it.
+"""Imports a window of the public Philly trace.
 
-The file has when jobs came, how long they ran on how many GPUs, and whose cluster they were of. It does not have what
-they trained, nor their memory: that is drawn from a table of tasks. The shortest jobs become light tasks, the longest
-heavy ones, by the shares that are asked for.
+The file has arrivals, run times, numbers of GPUs and clusters of the jobs, but neither models nor memory. These are
+drawn from a table of tasks: the shortest jobs become light tasks, the longest heavy ones, in the requested shares.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SOURCE = (
     "CC-BY-4.0); Jeon et al., Analysis of Large-Scale Multi-Tenant GPU Clusters for DNN Training Workloads, ATC'19."
 )
 _HINT = (
-    f"The columns are: {', '.join(WANTED)}; others are passed over. The file is philly.csv of the Pollux authors "
+    f"The columns are: {', '.join(WANTED)}; others are ignored. The file is philly.csv of the Pollux authors "
     "(GitHub petuum/adaptdl, branch osdi21-artifact)."
 )
 
@@ -45,7 +44,7 @@ class Job(NamedTuple):
 
 
 class Window(Record, frozen=True, kw_only=True):
-    """Which jobs: from `start` (the first one) on, for `days` or `tasks` of them; of one cluster; up to `gpus_most`."""
+    """Jobs from `start` (default: the first) for `days` or `tasks`, of one cluster, with up to `gpus_most` GPUs."""
 
     start: datetime.datetime | None = None
     days: float | None = None
@@ -65,7 +64,7 @@ class Window(Record, frozen=True, kw_only=True):
 
 
 class MapRules(Record, frozen=True, kw_only=True):
-    """Which tasks they become. `durations`: the job's own run time, or that of the task."""
+    """Rules for the tasks. `durations`: run times of the jobs, or of the drawn tasks."""
 
     shares: Shares = Shares()
     durations: Literal["philly", "task"] = "philly"
@@ -74,15 +73,15 @@ class MapRules(Record, frozen=True, kw_only=True):
 
 class Imported(NamedTuple):
     trace: Trace
-    dropped: int  # jobs of the window that want more GPUs than `gpus_most`
+    dropped: int  # jobs of the window with more than `gpus_most` GPUs
 
 
 def read_jobs(path: Path) -> list[Job]:
-    """All of them in order of arrival, those of one second as they stand in the file."""
+    """All jobs in the order of arrival; jobs of one second in the order of the file."""
     lines = lines_of(path, "Give the path of the Philly CSV file.")
     rows = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if len(rows) < 2:
-        raise BadTrace(f"{path.name}: no job in it", _HINT)
+        raise BadTrace(f"{path.name} has no jobs", _HINT)
     header = [cell.strip() for cell in rows[0][1].split(",")]
     missing = [column for column in WANTED if column not in header]
     if missing:
@@ -137,7 +136,7 @@ def import_philly(path: Path, window: Window, rules: MapRules, table: Table) -> 
         f"--durations {rules.durations} --seed {rules.seed}"
     )
     more = "1 job with more GPUs is" if dropped == 1 else f"{dropped:,} jobs with more GPUs are"
-    source = f"Made by: {command}. {more} left out. {SOURCE} What they train is made up: "
+    source = f"Made by: {command}. {more} left out. {SOURCE} The models are not part of it; they are "
     source += f"drawn from {table.name}: {table.source}"
     return Imported(Trace(name=path.name, tasks=tasks, source=source), dropped)
 
@@ -156,18 +155,18 @@ def _within(name: str, jobs: list[Job], window: Window) -> tuple[list[Job], int]
             else:
                 dropped += 1
     if not kept:
-        raise BadTrace(f"{name}: no job of it is wanted ({window.spelled()})", _what_there_is(jobs))
+        raise BadTrace(f"{name}: no job matches ({window.spelled()})", _contents(jobs))
     return kept, dropped
 
 
-def _what_there_is(jobs: list[Job]) -> str:
+def _contents(jobs: list[Job]) -> str:
     clusters = Counter(job.cluster for job in jobs).most_common()
     named = ", ".join(f"{cluster} ({count:,})" for cluster, count in clusters)
     return f"Its jobs came from {jobs[0].at} to {jobs[-1].at}. Clusters: {named}."
 
 
 def _kinds(jobs: list[Job], shares: Shares) -> list[Class]:
-    """The class of each: by run time, the shortest are light."""
+    """Class of each job by run time; the shortest are light."""
     ranked = sorted(range(len(jobs)), key=lambda place: jobs[place].seconds)
     counts = zip(CLASSES, split(shares, len(jobs)), strict=True)
     by_rank = [kind for kind, count in counts for _ in range(count)]

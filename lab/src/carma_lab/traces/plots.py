@@ -1,6 +1,6 @@
-"""Pictures of a trace: when tasks arrive, how long they run, how much memory they hold. One colour a class.
+"""Pictures of a trace: arrivals, run times and memory of its tasks, with a colour for each class.
 
-matplotlib is imported only here, and only when drawing: it comes with the extra `report`.
+matplotlib is imported only when drawing.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from gpumemnet.output_file import MARK, write_file
 
 COLOURS: dict[Class, str] = {"light": "#93c5fd", "medium": "#1d4ed8", "heavy": "#b45309"}
 MOST_BINS = 60
-NARROWEST = 1.5  # an axis of sizes reaches so many times as far, and as near, as its middle
+NARROWEST = 1.5  # minimum factor between the middle and the ends of an axis of sizes
 FILES = ("arrivals.png", "durations.png", "memory.png")
 
 
 def drawing() -> Any:
-    """pyplot, ready to draw into files; Refused where matplotlib is not installed."""
+    """pyplot for drawing into files; Refused if matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError as error:
-        hint = "pip install matplotlib, or leave out --out"
-        raise Refused("matplotlib is not installed, so no picture can be drawn", hint) from error
+        hint = "Run pip install matplotlib, or omit --out."
+        raise Refused("matplotlib is not installed, so pictures cannot be drawn", hint) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -39,7 +39,7 @@ def drawing() -> Any:
 
 
 def draw(trace: Trace, out: Path) -> list[Path]:
-    """arrivals.png, durations.png and memory.png in that directory."""
+    """Writes arrivals.png, durations.png and memory.png into the directory."""
     pyplot = drawing()
     make_folder(out)
     drawn = (
@@ -86,12 +86,12 @@ def _sizes(pyplot: Any, trace: Trace, figure_of: Callable[[TraceTask], float], l
     found = _by_class(trace, figure_of)
     every = [value for values in found.values() for value in values]
     least, most = min(every) * 0.99, max(every) * 1.01
-    middle = math.sqrt(least * most)  # tasks that are alike are not spread over the whole width
+    middle = math.sqrt(least * most)  # similar tasks are not spread over the whole width
     least, most = min(least, middle / NARROWEST), max(most, middle * NARROWEST)
     _stacked(axes, found, np.geomspace(least, most, _bins(trace) + 1))
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:,g}")
-    if most < 10 * least:  # no power of ten may lie within, which would be the only one with a figure
+    if most < 10 * least:  # the axis may contain no power of ten, which would be its only label
         axes.xaxis.set_minor_formatter("{x:,.3g}")
     else:
         axes.xaxis.set_minor_formatter("")

@@ -1,8 +1,8 @@
-"""Light, medium and heavy tasks: which is which, how many of each there shall be, and drawing one of a class.
+"""Light, medium and heavy tasks: the class of a task, numbers of tasks from shares, and drawing tasks of a class.
 
-A task's class is what it holds of GPU memory for how long, in GiB-hours over all its GPUs: light below 1, heavy from 14
-on. The published shares have no published rule. With this one the heavy tasks are as many as was published: 8 % of
-trace mix and 17 % of trace heavy; of mix 62 % are light, where 65 % was published.
+The class follows from memory times duration, in GiB-hours over all GPUs of the task: light below 1, heavy from 14. The
+publication gives shares but no rule. With this rule the shares of heavy tasks are those published: 8 % of trace mix and
+17 % of trace heavy. 62 % of mix are light (published: 65 %).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CLASSES: tuple[Class, ...] = ("light", "medium", "heavy")
 
 
 class Shares(NamedTuple):
-    """Of each class; they need not add up to 100. The default is published of trace mix."""
+    """Shares of the classes; the sum need not be 100. The default is published for trace mix."""
 
     light: float = 65.0
     medium: float = 27.0
@@ -40,7 +40,7 @@ def class_of(task: TraceTask) -> Class:
 
 
 def split(shares: Shares, tasks: int) -> tuple[int, ...]:
-    """So many of each class, `tasks` in all: rounded down, and what is left goes where most was lost."""
+    """Numbers of tasks of each class, `tasks` in total (largest remainder method)."""
     exact = [share / sum(shares) * tasks for share in shares]
     counts = [int(part) for part in exact]
     for place in sorted(range(len(exact)), key=lambda each: counts[each] - exact[each])[: tasks - sum(counts)]:
@@ -49,26 +49,26 @@ def split(shares: Shares, tasks: int) -> tuple[int, ...]:
 
 
 class Urn:
-    """Tasks of a table by class. The same seed draws the same ones."""
+    """Draws tasks of a table by class. A seed gives one sequence."""
 
     def __init__(self, table: Table, dice: random.Random) -> None:
         self._table = table
         self._dice = dice
-        self._kept: dict[tuple[Class, str], Sequence[TraceTask]] = {}
+        self._cache: dict[tuple[Class, str], Sequence[TraceTask]] = {}
 
     def draw(self, kind: Class, gpus: int | None = None) -> TraceTask:
-        """One of the class. With `gpus`, one that asks for as many as that where there are any: one, or several."""
+        """A task of the class. With `gpus`: one with one GPU, or with several, if the table has any."""
         wanted = "any" if gpus is None else "one" if gpus == 1 else "several"
-        if (kind, wanted) not in self._kept:
-            self._kept[kind, wanted] = self._matching(kind, wanted)
-        return self._dice.choice(self._kept[kind, wanted])
+        if (kind, wanted) not in self._cache:
+            self._cache[kind, wanted] = self._matching(kind, wanted)
+        return self._dice.choice(self._cache[kind, wanted])
 
     def _matching(self, kind: Class, wanted: str) -> Sequence[TraceTask]:
         all_of_it = [task for task in self._table.tasks.values() if class_of(task) == kind]
         if not all_of_it:
             raise BadTrace(
-                f"{self._table.name}: no {kind} task in it",
-                f"Give a table that has one, or {kind} tasks a share of 0: --shares.",
+                f"{self._table.name} has no {kind} task",
+                f"Give a table with {kind} tasks, or set their share to 0 with --shares.",
             )
         fitting = [task for task in all_of_it if wanted == "any" or (task.gpus == 1) == (wanted == "one")]
         return fitting or all_of_it

@@ -1,4 +1,4 @@
-"""A part of a trace, and the same trace faster, longer or with more tasks."""
+"""Cuts a trace, and scales its arrivals, durations and number of tasks."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def cut(trace: Trace, from_s: float, to_s: float) -> Trace:
 
 
 def _s(seconds: float) -> str:
-    """`32400`, `99999999`, `0.5`: as somebody would type them."""
+    """`32400`, `99999999`, `0.5`: without trailing zeros."""
     return f"{seconds:.3f}".rstrip("0").rstrip(".")
 
 
 def scale(trace: Trace, rate: float = 1.0, length: float = 1.0, tasks: int | None = None) -> Trace:
-    """Arrivals `rate` times as fast, runs `length` times as long, `tasks` in all: the first ones, or begun again.
+    """Scales the arrival rate by `rate` and durations by `length`; `tasks` in total: the first ones, or repetitions.
 
-    Each new round begins a mean gap after the last arrival, so that the rate of arrivals stays.
+    A repetition starts one mean gap after the last arrival, so the arrival rate stays.
     """
     count = len(trace.tasks) if tasks is None else tasks
     kept = itertools.islice(_endless(trace.tasks), count)

@@ -18,7 +18,7 @@ from carma.traces import Trace
 from carma_lab.bench.paper.variants import Variant
 from carma_lab.simulator import simulated_cards as cards
 from carma_lab.simulator.bound import Bound, bound
-from carma_lab.simulator.occurrences import Tell
+from carma_lab.simulator.occurrences import OnProgress
 from carma_lab.simulator.request import simulation
 
 
@@ -71,7 +71,9 @@ def geo_mean(values: Sequence[float | None]) -> float | None:
 
 GPU = "a100-40"
 Say = Callable[[str], None]
-Follow = Callable[[str, int, int, float], None]  # a case, its tasks that have ended, all of them, simulated seconds
+OnCaseProgress = Callable[
+    [str, int, int, float], None
+]  # a case, its tasks that have ended, all of them, simulated seconds
 
 
 class Case(NamedTuple):
@@ -132,10 +134,10 @@ _FROM_FIGURES = (
 _known: dict[str, Trace] = {}  # in a worker: the traces by name
 
 
-def simulate(case: Case, trace: Trace, tell: Tell | None = None) -> Row:
+def simulate(case: Case, trace: Trace, on_progress: OnProgress | None = None) -> Row:
     request = case.variant.request(case.trace, case.gpus, case.seed, case.noise)
     began = time.process_time()  # others may work on the same cores
-    figures = simulation(request, trace).run(tell)
+    figures = simulation(request, trace).run(on_progress)
     took_s = time.process_time() - began
     taken = {name: getattr(figures, name) for name in _FROM_FIGURES}
     return Row(
@@ -147,10 +149,10 @@ def simulate(case: Case, trace: Trace, tell: Tell | None = None) -> Row:
 class Results:
     """What was found so far, over all parts."""
 
-    def __init__(self, jobs: int, say: Say, follow: Follow | None = None) -> None:
+    def __init__(self, jobs: int, say: Say, on_progress: OnCaseProgress | None = None) -> None:
         self._jobs = jobs
         self._say = say
-        self._follow = follow
+        self._on_progress = on_progress
         self._found: dict[Ask, Answer] = {}
         self._traces: dict[str, Trace] = {}
 
@@ -185,8 +187,8 @@ class Results:
         if self._jobs <= 1 or len(asks) <= 1:
             _know(dict(traces))
             for ask in asks:
-                tell = None if self._follow is None else functools.partial(self._follow, str(ask))
-                yield ask, *_work(ask, tell)
+                on_progress = None if self._on_progress is None else functools.partial(self._on_progress, str(ask))
+                yield ask, *_work(ask, on_progress)
             return
         # Spawned, not forked: a fork of a process with threads (numpy's) may hang.
         context = multiprocessing.get_context("spawn")
@@ -223,13 +225,13 @@ def _know(traces: dict[str, Trace]) -> None:
     _known.update(traces)
 
 
-def _work(ask: Ask, tell: Tell | None = None) -> tuple[Answer, float]:
+def _work(ask: Ask, on_progress: OnProgress | None = None) -> tuple[Answer, float]:
     """And the seconds of processor time that it took."""
     trace, began = _known[ask.trace], time.process_time()
     if isinstance(ask, Limit):
         answer: Answer = bound(trace, cards.find(GPU), ask.gpus, slowdown_cap=ask.cap)
     else:
-        answer = simulate(ask, trace, tell)
+        answer = simulate(ask, trace, on_progress)
     return answer, time.process_time() - began
 
 

@@ -15,7 +15,7 @@ from carma.core.model.values import Record
 from carma.errors import Refused, Usage
 from carma_lab.bench.paper import curves, limits, page, seeds, tables, workloads
 from carma_lab.bench.paper import paper_file as writing
-from carma_lab.bench.paper.cases import Follow, Results, to_stderr
+from carma_lab.bench.paper.cases import OnCaseProgress, Results, to_stderr
 from carma_lab.bench.paper.plots import pictures
 from carma_lab.bench.paper.variants import LARGE, PARTS, QUICK, Scope
 from carma_lab.bench.results_file import command_of
@@ -37,8 +37,8 @@ class Options(Record, frozen=True, kw_only=True):
     redraw: bool = False
 
 
-def run(options: Options, draw: Draw = save, follow: Follow | None = None) -> int:
-    """`draw` writes the pictures. `follow` is called with the progress of a case."""
+def run(options: Options, draw: Draw = save, on_progress: OnCaseProgress | None = None) -> int:
+    """`draw` writes the pictures. `on_progress` is called with the progress of a case."""
     scope = scope_of(options)
     parts = () if options.redraw else wanted(options)
     found = writing.read(options.out)
@@ -50,7 +50,7 @@ def run(options: Options, draw: Draw = save, follow: Follow | None = None) -> in
     if parts and options.philly is not None:
         workloads.philly(options.philly, seed=scope.seed)  # that it can be read, before an hour is spent on the others
     make_folder(options.out)
-    results = Results(options.jobs, to_stderr, follow)
+    results = Results(options.jobs, to_stderr, on_progress)
     found = writing.judged(found) if options.redraw else found
     for part in parts:
         to_stderr(f"{part}:")
