@@ -28,9 +28,9 @@ def config(name: str, op: str = "linear") -> Config:
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> collect.Options:
+def options(tmp_path: Path) -> collect.CollectOptions:
     write_configs([config("a"), config("b"), config("c")], tmp_path / "configs.jsonl")
-    return collect.Options(configs=tmp_path / "configs.jsonl", out=tmp_path / "out", device="cpu")
+    return collect.CollectOptions(configs=tmp_path / "configs.jsonl", out=tmp_path / "out", device="cpu")
 
 
 def python(tmp_path: Path, text: str) -> str:
@@ -65,10 +65,10 @@ def test_the_verb_measures_and_sums_up(tmp_path: Path) -> None:
 
 
 def test_options_are_passed_to_the_measuring_program(
-    tmp_path: Path, options: collect.Options, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, options: collect.CollectOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     straw(tmp_path, monkeypatch, "print(json.dumps(words), file=open(os.path.join(words[1], 'words'), 'w'))")
-    told = collect.Options(
+    told = collect.CollectOptions(
         configs=options.configs,
         out=options.out,
         parallel=3,
@@ -87,7 +87,7 @@ def test_options_are_passed_to_the_measuring_program(
 
 
 def test_rows_are_counted_as_they_come_and_those_from_before_too(
-    tmp_path: Path, options: collect.Options, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, options: collect.CollectOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options.out.mkdir()
     rows = options.out / "rows.jsonl"
@@ -102,19 +102,19 @@ def test_rows_are_counted_as_they_come_and_those_from_before_too(
 
 
 def test_beginning_anew_counts_nothing_of_before(
-    tmp_path: Path, options: collect.Options, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, options: collect.CollectOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options.out.mkdir()
     (options.out / "rows.jsonl").write_text('{"id":"a"}\n')
     straw(tmp_path, monkeypatch, "")
-    anew = collect.Options(configs=options.configs, out=options.out, resume=False, device="cpu")
+    anew = collect.CollectOptions(configs=options.configs, out=options.out, resume=False, device="cpu")
     assert collect.collect(anew, sys.executable).left == 3
     assert (options.out / "rows.jsonl.old").read_text() == '{"id":"a"}\n'
 
 
 def test_a_row_counts_when_it_is_whole(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    count = collect.Count(rows, dict.fromkeys("ab", "0"), activity=False)
+    count = collect.RowCounter(rows, dict.fromkeys("ab", "0"), activity=False)
     assert count.update() == 0
     rows.write_text('{"gpu":"x"}\n{"id":"a"}\n{"id":')
     assert count.update() == 1
@@ -126,14 +126,14 @@ def test_a_row_counts_when_it_is_whole(tmp_path: Path) -> None:
 def test_without_activity_a_row_does_not_count_where_it_is_wanted(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"id":"a"}\n{"id":"b","step_ms":null,"error":"x"}\n{"id":"c","step_ms":2.5}\n')
-    assert collect.Count(rows, dict.fromkeys("abc", "0"), activity=True).done == 2
-    assert collect.Count(rows, dict.fromkeys("abc", "0"), activity=False).done == 3
+    assert collect.RowCounter(rows, dict.fromkeys("abc", "0"), activity=True).done == 2
+    assert collect.RowCounter(rows, dict.fromkeys("abc", "0"), activity=False).done == 3
 
 
 def test_a_row_of_another_config_with_the_same_id_does_not_count(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"id":"a","of":"1"}\n{"id":"b","of":"2"}\n{"id":"c"}\n')
-    assert collect.Count(rows, dict.fromkeys("abc", "1"), activity=False).done == 2
+    assert collect.RowCounter(rows, dict.fromkeys("abc", "1"), activity=False).done == 2
 
 
 def test_the_most_frequent_errors_are_counted(tmp_path: Path) -> None:
@@ -141,13 +141,13 @@ def test_the_most_frequent_errors_are_counted(tmp_path: Path) -> None:
     errors = ["RuntimeError: shape 12x7 [build.py:3]", "RuntimeError: shape 9x100 [build.py:3]", "B: x", "C: x", "D: x"]
     lines = [json.dumps({"id": str(place), "error": error}) for place, error in enumerate([*errors, "B: x"])]
     rows.write_text("\n".join(lines) + "\n")
-    tally = collect.Count(rows, dict.fromkeys("012345678", "0"), activity=False).tally(2.0)
+    tally = collect.RowCounter(rows, dict.fromkeys("012345678", "0"), activity=False).tally(2.0)
     assert (tally.failed, tally.measured, tally.left) == (6, 0, 3)
     assert tally.errors == {"RuntimeError: shape 12x7": 2, "B: x": 2, "C: x": 1}
 
 
 def test_a_failed_measuring_is_reported_with_its_last_line(
-    tmp_path: Path, options: collect.Options, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, options: collect.CollectOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     straw(tmp_path, monkeypatch, "print('first')\nsys.exit('there is no GPU to measure on')")
     with pytest.raises(Refused, match="measuring failed: there is no GPU to measure on"):
@@ -155,7 +155,7 @@ def test_a_failed_measuring_is_reported_with_its_last_line(
 
 
 def test_an_interrupt_ends_the_measuring(
-    tmp_path: Path, options: collect.Options, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, options: collect.CollectOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGTERM first, so that it can end its own processes."""
     ready, ended = tmp_path / "ready", tmp_path / "ended"
@@ -183,14 +183,14 @@ def test_an_interrupt_ends_the_measuring(
         os.kill(int(ready.read_text()), 0)
 
 
-def test_wrong_options_are_errors_before_anything_is_run(tmp_path: Path, options: collect.Options) -> None:
+def test_wrong_options_are_errors_before_anything_is_run(tmp_path: Path, options: collect.CollectOptions) -> None:
     with pytest.raises(Usage, match="cannot be read"):
-        collect.collect(collect.Options(configs=tmp_path / "none", out=tmp_path), sys.executable)
+        collect.collect(collect.CollectOptions(configs=tmp_path / "none", out=tmp_path), sys.executable)
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(Usage, match="has no configs"):
-        collect.collect(collect.Options(configs=tmp_path / "empty", out=tmp_path), sys.executable)
+        collect.collect(collect.CollectOptions(configs=tmp_path / "empty", out=tmp_path), sys.executable)
     with pytest.raises(Usage, match="cannot be made"):
-        collect.collect(collect.Options(configs=options.configs, out=options.configs / "out"), sys.executable)
+        collect.collect(collect.CollectOptions(configs=options.configs, out=options.configs / "out"), sys.executable)
 
 
 def test_an_interpreter_must_have_torch_and_see_a_gpu(tmp_path: Path) -> None:

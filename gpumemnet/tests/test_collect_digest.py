@@ -12,7 +12,7 @@ from test_collect_program import Place
 
 from gpumemnet.dataset import clean
 from gpumemnet.dataset.clean import Cleaning, MeasuredRow, read_digests, read_measured
-from gpumemnet.dataset.collect import Options, collect
+from gpumemnet.dataset.collect import CollectOptions, collect
 from gpumemnet.dataset.config import encode
 from gpumemnet.dataset.inside.rows import digest
 from gpumemnet.dataset.layer_lists import Lister
@@ -65,7 +65,7 @@ def test_collector_lister_and_packing_agree(tmp_path: Path) -> None:
     line = json.dumps(json.loads(encode(config("a")))).encode()
     file.write_bytes(line + b"\n")
     run_lister(file, tmp_path / "layers.jsonl")
-    tally = collect(Options(configs=file, out=tmp_path / "out", device="cpu"), sys.executable)
+    tally = collect(CollectOptions(configs=file, out=tmp_path / "out", device="cpu"), sys.executable)
     assert (tally.measured, tally.left) == (1, 0)
     measured = [json.loads(each) for each in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()][1]
     listed = json.loads((tmp_path / "layers.jsonl").read_text())
@@ -77,7 +77,7 @@ def test_another_config_with_the_same_id_is_measured_again(tmp_path: Path, monke
     monkeypatch.setattr("gpumemnet.dataset.collect.MAIN", place.driver)
     monkeypatch.setenv("MARKS", str(place.marks))
     file, out = tmp_path / "configs.jsonl", tmp_path / "out"
-    options = Options(configs=file, out=out, device="cpu")
+    options = CollectOptions(configs=file, out=out, device="cpu")
     write_configs(file, config("a"))
     collect(options, sys.executable)
     write_configs(file, config("a", batch=8))

@@ -59,7 +59,7 @@ def mlp(name: str, width: int) -> Config:
 
 
 def measured(configs: Path, out: Path, activity: bool) -> list[dict[str, Any]]:
-    tally = collect.collect(collect.Options(configs=configs, out=out, activity=activity), sys.executable)
+    tally = collect.collect(collect.CollectOptions(configs=configs, out=out, activity=activity), sys.executable)
     assert (tally.measured, tally.left) == (3, 0), tally
     rows = [json.loads(line) for line in (out / collect.ROWS).read_text().splitlines()]
     assert rows[0]["gpu"]

@@ -68,7 +68,7 @@ def command(python: str | None, as_json: bool, **flags: Any) -> int:
     from gpumemnet.dataset import collect
     from gpumemnet.dataset.torch_interpreter import find_torch
 
-    options = collect.Options(**flags)
+    options = collect.CollectOptions(**flags)
     if not options.run_limit_s:
         raise Usage("--run-limit 0 leaves a run no time", "Use for example --run-limit 60s.")
     collect.check_configs(options.configs)  # before torch is imported, which takes seconds
@@ -80,7 +80,7 @@ def command(python: str | None, as_json: bool, **flags: Any) -> int:
     except KeyboardInterrupt as stop:
         again = "the same command" if options.resume else "the same command without --no-resume"
         note(f"stopped; what was measured is in {rows}, and {again} goes on from there")
-        return TERMINATED if isinstance(stop, collect.Stopped) else INTERRUPTED
+        return TERMINATED if isinstance(stop, collect.Terminated) else INTERRUPTED
     if as_json:
         from carma.cli.output import print_json
 

@@ -35,7 +35,7 @@ MOST_ERRORS = 3
 ERROR_CHARS = 100
 
 
-class Options(Record, frozen=True, kw_only=True):
+class CollectOptions(Record, frozen=True, kw_only=True):
     configs: Path
     out: Path
     parallel: int | None = None  # None: the default of the inner half
@@ -47,7 +47,7 @@ class Options(Record, frozen=True, kw_only=True):
     device: str = "cuda"
 
 
-class Row(msgspec.Struct, frozen=True):
+class CountedRow(msgspec.Struct, frozen=True):
     """The counted fields of a row; a line without an id is a head."""
 
     id: str = ""
@@ -71,14 +71,14 @@ class Tally(Record, frozen=True, kw_only=True):
         return self.measured + self.oom + self.failed
 
 
-class Count:
+class RowCounter:
     """Reads rows as the file grows, and counts the configs that are done: in all, and since it was created."""
 
     def __init__(self, rows: Path, wanted: Mapping[str, str], activity: bool) -> None:
         """`wanted`: the configs' digests by their ids."""
         self._rows, self._wanted, self._activity = rows, wanted, activity
         self._read_to = 0
-        self._states: dict[str, Row] = {}
+        self._states: dict[str, CountedRow] = {}
         self.update()
         self.already = len(self._states)
 
@@ -98,7 +98,7 @@ class Count:
 
     def _take(self, line: bytes) -> None:
         try:
-            row = msgspec.json.decode(line, type=Row)
+            row = msgspec.json.decode(line, type=CountedRow)
         except msgspec.DecodeError:
             return
         is_wanted = row.id in self._wanted and row.of in (None, self._wanted[row.id])
@@ -132,15 +132,13 @@ def commonest(errors: Iterable[str]) -> dict[str, int]:
     return {first[alike]: count for alike, count in times.most_common(MOST_ERRORS)}
 
 
-def nobody(done: int, total: int) -> None:
-    """The default for `progress`."""
-
-
-class Stopped(KeyboardInterrupt):
+class Terminated(KeyboardInterrupt):
     """SIGTERM, handled as Ctrl-C."""
 
 
-def collect(options: Options, python: str, progress: Callable[[int, int], None] = nobody) -> Tally:
+def collect(
+    options: CollectOptions, python: str, progress: Callable[[int, int], None] = lambda _done, _total: None
+) -> Tally:
     """Until all is measured or the time is over. Ctrl-C and SIGTERM end the processes; the rows stay."""
     check_configs(options.configs)
     wanted = read_digests(options.configs)
@@ -148,9 +146,9 @@ def collect(options: Options, python: str, progress: Callable[[int, int], None] 
     with locked(options.out) as lock, stoppable():
         if not options.resume:
             rename_old(options.out / ROWS)
-        count = Count(options.out / ROWS, wanted, options.activity)
-        measure(command(options, python), lock, lambda: progress(count.update(), len(wanted)))
-    return count.tally(time.monotonic() - began_s)
+        counter = RowCounter(options.out / ROWS, wanted, options.activity)
+        measure(command(options, python), lock, lambda: progress(counter.update(), len(wanted)))
+    return counter.tally(time.monotonic() - began_s)
 
 
 def check_configs(configs: Path) -> None:
@@ -159,7 +157,7 @@ def check_configs(configs: Path) -> None:
         raise Usage(f"{configs} has no configs", "`carma dataset generate` makes some.")
 
 
-def measure(words: Sequence[str], lock: int, look: Callable[[], None]) -> None:
+def measure(words: Sequence[str], lock: int, update: Callable[[], None]) -> None:
     """The inner process inherits the lock: if this one is killed, no other may write until that one has ended."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -173,19 +171,19 @@ def measure(words: Sequence[str], lock: int, look: Callable[[], None]) -> None:
         )
         try:
             while process.poll() is None:
-                look()
+                update()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(POLL_S)
         finally:
             end(process)
-        look()
+        update()
         if process.returncode:
             raise Refused(
                 f"measuring failed: {last_line(log.fileno())}", "Measured rows are kept; run the command again."
             )
 
 
-def command(options: Options, python: str) -> Sequence[str]:
+def command(options: CollectOptions, python: str) -> Sequence[str]:
     words = [python, str(MAIN), str(options.configs), str(options.out), "--parent", str(os.getpid())]
     words += ["--limit-s", f"{options.limit_s:g}", "--seed", str(options.seed), "--device", options.device]
     words += ["--config-limit-s", f"{options.run_limit_s:g}"]
@@ -211,10 +209,10 @@ def locked(out: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """SIGTERM raises Stopped, so that the processes are ended. Only the main thread can set the handler."""
+    """SIGTERM raises Terminated, so that the processes are ended. Only the main thread can set the handler."""
 
     def stop(*_: object) -> None:
-        raise Stopped
+        raise Terminated
 
     if threading.current_thread() is not threading.main_thread():
         yield

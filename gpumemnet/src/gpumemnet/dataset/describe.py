@@ -11,17 +11,16 @@ from numpy.typing import NDArray
 from carma.core.model.values import Record
 from gpumemnet.dataset.schema import ACTIVITY
 from gpumemnet.dataset.table import Numbers, Table
+from gpumemnet.serving.model_facts import GB_MIB
+from gpumemnet.training import WIDTHS_GB
 
-CLASS_MIB = 1000.0  # a GB of the published classes
-WIDTHS_GB = {"mlp": (1, 2), "cnn": (1, 8), "transformer": (1, 8)}  # of CARMA and as published
-COLOUR_GB = {"mlp": 1, "cnn": 8, "transformer": 8}  # of plots: as published
 MOST_COLOURS = 10  # more are not distinguishable: the last one includes all above it
 MOST_COUNTS = 20  # maximum in a line of text
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 SHARED = ("shape", "optimizer", "precision", "loss")
 SWITCHES = ("checkpointing", "channels_last")
 COMMONEST = 12  # maximum number of kinds of layers
-_SAID = ("gpu", "driver", "torch", "cuda", "cudnn")
+_HEAD_FIELDS = ("gpu", "driver", "torch", "cuda", "cudnn")
 
 
 class Range(Record, frozen=True, kw_only=True):
@@ -56,7 +55,7 @@ def describe(table: Table) -> Family:
         measured_on=_measured_on(table),
         dates=tuple(sorted({str(head["date"])[:10] for head in table.heads if head.get("date")})),
         ranges=tuple(_range(name, unit, values) for name, unit, values in _quantities(table) if len(values)),
-        classes={f"{width} GB": _counts(classes(table, width)) for width in WIDTHS_GB[table.family]},
+        classes={f"{width} GB": _counts(classes(table, width)) for width in sorted(WIDTHS_GB[table.family])},
         shares=_shares(table),
         kinds=_kinds(table),
     )
@@ -80,14 +79,14 @@ def sizes(table: Table) -> dict[str, Numbers]:
 def classes(table: Table, width_gb: int) -> Numbers:
     """The class of each row that did not run out of memory: k holds [k, k + 1) times the width."""
     known = table["footprint_mib"][table["oom"] == 0]
-    found: Numbers = np.floor(known / (width_gb * CLASS_MIB))
+    found: Numbers = np.floor(known / (width_gb * GB_MIB))
     return found
 
 
 def coloured(family: str, footprints: Numbers) -> tuple[NDArray[np.int64], list[str]]:
     """The colour of each footprint, and the label of each colour."""
-    width_gb = COLOUR_GB[family]
-    found = np.minimum(np.floor(footprints / (width_gb * CLASS_MIB)), MOST_COLOURS - 1).astype(np.int64)
+    width_gb = WIDTHS_GB[family][0]  # as published
+    found = np.minimum(np.floor(footprints / (width_gb * GB_MIB)), MOST_COLOURS - 1).astype(np.int64)
     count = int(found.max(initial=0)) + 1
     labels = [f"{each * width_gb} to {(each + 1) * width_gb} GB" for each in range(count)]
     if count == MOST_COLOURS:
@@ -133,7 +132,7 @@ def _kinds(table: Table) -> dict[str, float]:
 
 
 def _measured_on(table: Table) -> tuple[dict[str, str], ...]:
-    told = [{name: str(head[name]) for name in _SAID if head.get(name)} for head in table.heads]
+    told = [{name: str(head[name]) for name in _HEAD_FIELDS if head.get(name)} for head in table.heads]
     return tuple({repr(one): one for one in told if one}.values())
 
 

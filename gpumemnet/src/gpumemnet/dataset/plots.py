@@ -1,6 +1,7 @@
-"""Plots of a data set: coverage of its features, memory against size, activity against size.
+"""Plots of a data set: coverage of its features, maps, memory against size, activity against size.
 
-A memory class has one colour in all plots. matplotlib is imported only here and in embedding_plots.py, when drawing.
+On a map each run is a point near runs with similar features. Memory classes that are separate there can be learned. A
+class has one colour in all plots. matplotlib and scikit-learn are imported when drawing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from carma.errors import Refused
 from gpumemnet.dataset.config import Config
@@ -20,6 +22,7 @@ from gpumemnet.dataset.schema import ACTIVITY
 from gpumemnet.dataset.table import Numbers, Table
 from gpumemnet.directories import make_folder, write_whole
 from gpumemnet.output_file import MARK
+from gpumemnet.serving.features import features
 
 COLOURS = {"mlp": "#0b6e4f", "cnn": "#1d4ed8", "transformer": "#b45309"}
 LABELS = {
@@ -36,18 +39,19 @@ ENOUGH = 20  # minimum number of runs
 LEAST_BATCHES = 6  # of one model, minimum for a plot
 MOST_LINES = 6
 LEAST_ACTIVE = 30  # minimum number of runs for a correlation
+MOST_POINTS = 2000  # of a map: t-SNE takes a minute for more
+LEAST_POINTS = 5
+PERPLEXITY = 30.0
 _GREY = "#9aa0a6"
 
 
 def draw(tables: Sequence[Table], out: Path, seed: int) -> Iterator[Path]:
     """Writes each plot as PNG and SVG and yields their paths. Plots without data are left out."""
     pyplot = _pyplot()
-    from gpumemnet.dataset.embedding_plots import maps
-
     make_folder(out)
     for table in tables:
         yield from _save(pyplot, _coverage(pyplot, table), out / f"{table.family}-coverage")
-        yield from _save(pyplot, maps(pyplot, table, seed), out / f"{table.family}-map")
+        yield from _save(pyplot, _maps(pyplot, table, seed), out / f"{table.family}-map")
     if (figure := _staircase(pyplot, tables)) is not None:
         yield from _save(pyplot, figure, out / "staircase")
     if (figure := _activity(pyplot, tables)) is not None:
@@ -63,7 +67,7 @@ def files_of(tables: Sequence[Table]) -> list[str]:
 def _pyplot() -> Any:
     try:
         import matplotlib
-        import sklearn  # noqa: F401  # maps.py will want it: better to say so before anything is drawn
+        import sklearn  # noqa: F401  # for the maps: an error comes before anything is drawn
     except ImportError as error:
         hint = "pip install matplotlib scikit-learn"
         raise Refused(f"{error.name} is not installed, so no picture can be drawn", hint) from error
@@ -83,18 +87,18 @@ def _save(pyplot: Any, figure: Any, path: Path) -> Iterator[Path]:
     pyplot.close(figure)
 
 
-def class_colours(pyplot: Any, count: int) -> list[Any]:
+def _class_colours(pyplot: Any, count: int) -> list[Any]:
     """From little to much memory, dark to light; a class has the same colour in all plots."""
     return [pyplot.get_cmap("viridis")(place) for place in np.linspace(0.0, 0.95, max(count, 2))][:count]
 
 
-def plain(axes: Any) -> None:
+def _plain(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#e5e7eb", linewidth=0.7)
     axes.set_axisbelow(True)
 
 
-def said(table: Table) -> str:
+def _caption(table: Table) -> str:
     gpus = sorted({str(head["gpu"]) for head in table.heads if head.get("gpu")})
     return f"{table.family}: {len(table):,} training runs" + (f" on {', '.join(gpus)}" if gpus else "")
 
@@ -116,15 +120,15 @@ def _coverage(pyplot: Any, table: Table) -> Any:
     panels.flat[5].legend(frameon=False, fontsize=7, title="memory class", title_fontsize=7)
     for axes in panels.flat:
         axes.set_ylabel("runs")
-        plain(axes)
-    figure.suptitle(f"What the data covers. {said(table)}", fontsize=11)
+        _plain(axes)
+    figure.suptitle(f"Coverage of the data. {_caption(table)}", fontsize=11)
     return figure
 
 
 def _by_class(pyplot: Any, axes: Any, table: Table, footprints: Numbers, bins: Numbers) -> None:
     found, labels = coloured(table.family, footprints)
     parts = [footprints[found == each] for each in range(len(labels))]
-    axes.hist(parts, bins=bins, stacked=True, color=class_colours(pyplot, len(labels)), label=labels)
+    axes.hist(parts, bins=bins, stacked=True, color=_class_colours(pyplot, len(labels)), label=labels)
     axes.set_xlabel(LABELS["footprint_mib"])
 
 
@@ -134,6 +138,69 @@ def _log_bins(values: Numbers, count: int = 40) -> Numbers:
         return np.linspace(0.5, 1.5, 3) * max(most, 1e-9)
     bins: Numbers = np.geomspace(least, most * 1.0001, count)
     return bins
+
+
+def _maps(pyplot: Any, table: Table, seed: int) -> Any:
+    rows = _map_rows(table, seed)
+    figure, panels = pyplot.subplots(1, 2, figsize=(11, 5.2), layout="constrained")
+    if len(rows) < LEAST_POINTS:
+        figure.suptitle(f"{_caption(table)}: too few runs for a map")
+        return figure
+    scaled = _scaled_features(table, rows)
+    found, labels = coloured(table.family, table["footprint_mib"][rows])
+    points, shares = _pca(scaled, seed)
+    _scatter(pyplot, panels[0], points, found, labels)
+    panels[0].set_xlabel(f"first component ({100 * shares[0]:.0f} % of the variance)")
+    panels[0].set_ylabel(f"second component ({100 * shares[1]:.0f} %)")
+    panels[0].set_title("PCA", loc="left")
+    _scatter(pyplot, panels[1], _tsne(scaled, seed), found, labels)
+    panels[1].set_title("t-SNE (axes have no unit)", loc="left")
+    panels[1].set_xticks([])
+    panels[1].set_yticks([])
+    handles, told = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles, told, loc="outside right center", frameon=False, fontsize=8, markerscale=2.0, title="footprint"
+    )
+    figure.suptitle(f"Runs by their features, coloured by memory class. {_caption(table)}", fontsize=11)
+    return figure
+
+
+def _map_rows(table: Table, seed: int) -> NDArray[np.int64]:
+    fits = np.flatnonzero(table["oom"] == 0)
+    if len(fits) <= MOST_POINTS:
+        return fits
+    return np.sort(np.random.default_rng(seed).choice(fits, MOST_POINTS, replace=False))
+
+
+def _scaled_features(table: Table, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Each feature with mean 0 and deviation 1; constant ones are left out."""
+    told = np.stack([features(table.described(int(row))).scalars for row in rows]).astype(np.float64)
+    varying = told[:, told.std(axis=0) > 1e-6]
+    scaled: NDArray[np.float64] = (varying - varying.mean(axis=0)) / varying.std(axis=0)
+    return scaled
+
+
+def _pca(scaled: NDArray[np.float64], seed: int) -> tuple[Any, Any]:
+    from sklearn.decomposition import PCA
+
+    fitted = PCA(n_components=2, random_state=seed)
+    return fitted.fit_transform(scaled), fitted.explained_variance_ratio_
+
+
+def _tsne(scaled: NDArray[np.float64], seed: int) -> Any:
+    from sklearn.manifold import TSNE
+
+    perplexity = min(PERPLEXITY, (len(scaled) - 1) / 3)
+    return TSNE(n_components=2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(scaled)
+
+
+def _scatter(pyplot: Any, axes: Any, points: Any, found: NDArray[np.int64], labels: Sequence[str]) -> None:
+    """Draws points as an image, because an SVG would have megabytes of them."""
+    for each, (label, colour) in enumerate(zip(labels, _class_colours(pyplot, len(labels)), strict=True)):
+        own = points[found == each]
+        told = f"{label} ({len(own):,})"
+        axes.scatter(own[:, 0], own[:, 1], s=10, color=colour, label=told, linewidths=0, rasterized=True)
+    _plain(axes)
 
 
 def _staircase(pyplot: Any, tables: Sequence[Table]) -> Any | None:
@@ -149,8 +216,8 @@ def _staircase(pyplot: Any, tables: Sequence[Table]) -> Any | None:
     if models:
         _footprint_over_batch(pyplot, panels[0, -1], models)
     for axes in panels.flat:
-        plain(axes)
-    figure.suptitle("The staircase: what is requested is of any size, what is reserved is not", fontsize=11)
+        _plain(axes)
+    figure.suptitle("Requested memory has any size, reserved memory grows in steps", fontsize=11)
     return figure
 
 
@@ -183,7 +250,7 @@ def _in_order(axes: Any, table: Table, least_mib: float) -> None:
     axes.yaxis.set_major_locator(_multiples(STEP_MIB * 5))
     axes.yaxis.set_minor_locator(_multiples(STEP_MIB))
     axes.grid(which="minor", axis="y", color="#e5e7eb", linewidth=0.5)
-    axes.set_xlabel("runs, each figure in its own order")
+    axes.set_xlabel("runs, each figure sorted by itself")
     axes.set_ylabel("memory (MiB)")
     axes.set_title(f"{table.family}: reserved in pieces of {STEP_MIB} MiB", loc="left")
     axes.legend(frameon=False, fontsize=8)
@@ -221,7 +288,7 @@ def _but_batch(config: Config) -> str:
 
 
 def _footprint_over_batch(pyplot: Any, axes: Any, lines: Sequence[Line]) -> None:
-    for (name, batches, footprints), colour in zip(lines, class_colours(pyplot, len(lines)), strict=True):
+    for (name, batches, footprints), colour in zip(lines, _class_colours(pyplot, len(lines)), strict=True):
         axes.step(batches, footprints, where="post", color=colour, linewidth=1.2)
         axes.plot(batches, footprints, "o", color=colour, markersize=2.5, label=name)
     axes.yaxis.set_major_formatter("{x:,.0f}")
@@ -242,7 +309,7 @@ def _activity(pyplot: Any, tables: Sequence[Table]) -> Any | None:
     for axes, table in zip(panels.flat, active, strict=True):
         image = _heat(axes, table)
     figure.colorbar(image, ax=panels, label="rank correlation (Spearman)", shrink=0.85)
-    figure.suptitle("What a GPU does, against the size of the run", fontsize=11)
+    figure.suptitle("Activity of the GPU against the size of the run", fontsize=11)
     return figure
 
 
