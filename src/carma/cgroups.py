@@ -14,7 +14,7 @@ import os
 import re
 import signal
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Cgroup:
         for directory in self.directories:
             with suppress(OSError):
                 _write(os.path.join(directory, "cgroup.kill"), "1")  # version 2, Linux 5.14
-        with self._no_new_processes():
+        with _no_new_processes(self.directories):
             deadline = time.monotonic() + limit_s
             while members := self.members():
                 for pid in members:
@@ -95,26 +95,23 @@ class Cgroup:
                     return int(words[words.index(key) + 1])
         return None
 
-    def _no_new_processes(self) -> _PidsLimit:
-        return _PidsLimit([os.path.join(directory, "pids.max") for directory in self.directories])
 
-
-class _PidsLimit:
+@contextmanager
+def _no_new_processes(directories: Sequence[str]) -> Iterator[None]:
     """Sets the limit of processes to 0 for a while, so that nothing forks faster than it is killed."""
+    files = (os.path.join(directory, "pids.max") for directory in directories)
+    before = {file: words[0] for file in files if (words := _words(file))}
+    try:
+        _write_if_possible(dict.fromkeys(before, "0"))
+        yield
+    finally:
+        _write_if_possible(before)
 
-    def __init__(self, files: list[str]) -> None:
-        self._before = {file: words[0] for file in files if (words := _words(file))}
 
-    def __enter__(self) -> None:
-        self._set(dict.fromkeys(self._before, "0"))
-
-    def __exit__(self, *_: object) -> None:
-        self._set(self._before)
-
-    def _set(self, values: dict[str, str]) -> None:
-        for file, value in values.items():
-            with suppress(OSError):
-                _write(file, value)
+def _write_if_possible(values: dict[str, str]) -> None:
+    for file, value in values.items():
+        with suppress(OSError):
+            _write(file, value)
 
 
 class Cgroups:

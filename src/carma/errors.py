@@ -48,7 +48,6 @@ class TooLarge(Usage):
 
 class Refused(CarmaError):
     code = "refused"
-    exit_code = 1
     http_status = 409
     about = "The request is valid but cannot be granted in the current state."
 
@@ -103,34 +102,29 @@ class Unreachable(CarmaError):
 
 class AlreadyRunning(CarmaError):
     code = "already_running"
-    exit_code = 1
     about = "Another daemon serves this directory."
 
 
 class StoreError(CarmaError):
     code = "store"
-    exit_code = 1
     http_status = 507
     about = "The database cannot be read or written: the disk is full, or the file is damaged or of a newer version."
 
 
 class Busy(CarmaError):
     code = "busy"
-    exit_code = 1
     http_status = 503
     about = "The daemon has too many open requests; try again later."
 
 
 class NoGpus(CarmaError):
     code = "no_gpus"
-    exit_code = 1
     http_status = 503
     about = "There is no NVIDIA GPU, or its driver does not answer."
 
 
 class PluginError(CarmaError):
     code = "plugin"
-    exit_code = 1
     about = "A policy or an estimator from another package cannot be loaded or raised an exception."
 
 

@@ -13,7 +13,7 @@ import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
@@ -136,6 +136,20 @@ def send(pid: int, start_ticks: int, number: int) -> bool:
 def handles_signal(pid: int, number: int) -> bool:
     """Whether the process has a handler for the signal. A blocked signal does not count: every fork blocks all of them
     for a moment, and a signal that is pending then may end the child."""
-    status = read_bytes(f"/proc/{pid}/status", 8192).split(b"\n")
-    caught = next((line[7:].strip() for line in status if line.startswith(b"SigCgt:")), b"0")
-    return bool(int(caught, 16) >> (number - 1) & 1)
+    caught = status_field(pid, b"SigCgt") or [b"0"]
+    return bool(int(caught[0], 16) >> (number - 1) & 1)
+
+
+def status_field(pid: int | str, name: bytes, proc: str = "/proc") -> list[bytes]:
+    """The words of a line of the process's status; empty if there is no such process or line."""
+    lines = read_bytes(f"{proc}/{pid}/status", 8192).split(b"\n")
+    return next((line.split()[1:] for line in lines if line.startswith(name + b":")), [])
+
+
+def open_files(pid: int, proc: str = "/proc") -> Iterator[str]:
+    """The paths of its open files. Raises OSError if they may not be listed, or the process has ended."""
+    for name in os.listdir(f"{proc}/{pid}/fd"):
+        try:
+            yield os.readlink(f"{proc}/{pid}/fd/{name}")
+        except FileNotFoundError:
+            continue

@@ -79,21 +79,17 @@ class Link:
         raw = _compose(method, target, body)
         self._changes = method != "GET"
         reused = self._reusable()
-        if not reused:
-            self._connect()
-        try:
-            return self._exchange(raw, timeout_s)
-        except (*_LOST, TimeoutError) as error:
-            self.close()
-            again = self._sent == 0 or method == "GET"
-            if not reused or not again or isinstance(error, TimeoutError):
-                raise self.lost("before it answered", error) from error
-        self._connect()  # the daemon had closed the idle connection: the request had no effect
-        try:
-            return self._exchange(raw, timeout_s)
-        except (*_LOST, TimeoutError) as error:
-            self.close()
-            raise self.lost("before it answered", error) from error
+        while True:
+            if not reused:
+                self._connect()
+            try:
+                return self._exchange(raw, timeout_s)
+            except (*_LOST, TimeoutError) as error:
+                self.close()
+                again = self._sent == 0 or method == "GET"
+                if not reused or not again or isinstance(error, TimeoutError):
+                    raise self.lost("before it answered", error) from error
+            reused = False  # the daemon had closed the idle connection: the request had no effect
 
     def lost(self, when: str, error: Exception) -> CarmaError:
         """`error` as an error for the user. Only after a request that changes something, the result is in doubt."""

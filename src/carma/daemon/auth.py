@@ -11,6 +11,7 @@ import pwd
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from carma.core.model.task import Task
@@ -64,21 +65,13 @@ class UserNames:
     """User names by uid, cached: a directory service may be slow, and names hardly change."""
 
     def __init__(self, look_up: Callable[[int], str] = lambda uid: pwd.getpwuid(uid).pw_name) -> None:
-        self._look_up = look_up
-        self._known: dict[int, str] = {}
+        self._look_up = lru_cache(_MOST_NAMES)(look_up)
 
     def of(self, uid: int) -> str:
-        name = self._known.get(uid)
-        if name is not None:
-            return name
         try:
-            name = self._look_up(uid)
-        except KeyError:
-            return f"uid {uid}"  # not cached: the account may be created later
-        if len(self._known) >= _MOST_NAMES:
-            self._known.clear()
-        self._known[uid] = name
-        return name
+            return self._look_up(uid)
+        except KeyError:  # not cached: the account may be created later
+            return f"uid {uid}"
 
 
 def uid_of(name: str) -> int | None:

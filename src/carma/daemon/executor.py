@@ -160,7 +160,7 @@ class Executor:
 
     def _launch_if_in_place(self, order: LaunchOrder) -> None:
         """Not after the database was removed: another daemon may own the directories of attempts by then."""
-        if self._shell.in_place():
+        if self._shell.store.in_place():
             self.launcher.launch(order)
 
     def launch_again(self, keys: Sequence[AttemptKey]) -> None:
@@ -210,10 +210,6 @@ class Executor:
             elif now >= kill_at:
                 self._kill_at[key] = now + KILL_AGAIN_S * clock.speed
                 self.start_task(self._signal(key, signal.SIGKILL), f"killing {key}")
-
-    @property
-    def next_kill_at(self) -> float | None:
-        return min(self._kill_at.values(), default=None)
 
     # The end of an attempt.
 

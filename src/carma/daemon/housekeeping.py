@@ -20,8 +20,7 @@ from carma.core.model.units import show_count
 from carma.core.model.values import AttemptKey, TaskId
 from carma.daemon.runtime import BackgroundThread
 from carma.daemon.shell import Shell
-from carma.daemon.startup.home_directory import task_of
-from carma.launch.attempt_files import AttemptFiles
+from carma.launch.attempt_files import AttemptFiles, key_of
 from carma.store.sqlite import SqliteStore
 
 log = logging.getLogger("carma.daemon")
@@ -88,7 +87,7 @@ async def drop_records(thread: BackgroundThread, log_dir: Path, is_active: Calla
     """Remove records of ended attempts that the daemon did not remove because it was killed, or that come from an older
     version (its order.json holds the submitter's environment)."""
     files = AttemptFiles(log_dir)
-    keys = (key for key in list(files.keys()) if not is_active(key))
+    keys = (key for key in list(files.attempts()) if not is_active(key))
 
     def drop() -> int:
         some = list(islice(keys, REMOVED_AT_ONCE))
@@ -115,8 +114,8 @@ def _old(log_dir: Path, is_live: IsLive, before: float) -> Iterator[str]:
     """One listing for all steps: the caller may remove the entries that it got."""
     with os.scandir(log_dir) as entries:
         for entry in entries:
-            task = task_of(entry.name)
-            if task is None or is_live(task) or not entry.is_dir(follow_symlinks=False):
+            key = key_of(entry.name)
+            if key is None or is_live(key.task) or not entry.is_dir(follow_symlinks=False):
                 continue
             if _changed_at(entry.path) < before:
                 yield entry.path

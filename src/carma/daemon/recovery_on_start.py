@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,8 +28,8 @@ from carma.core.state_checkpoint import restore as restore_state
 from carma.daemon import found_attempts as finder
 from carma.daemon.loop import Loop
 from carma.daemon.shell import Shell
-from carma.daemon.startup.home_directory import task_of
 from carma.errors import StoreError
+from carma.launch.attempt_files import AttemptFiles
 
 log = logging.getLogger("carma.daemon")
 
@@ -150,8 +149,7 @@ def skip_used_ids(store: Store, archive: Archive, state: State, attempts: Path) 
     A database that was lost, or restored from an older copy, does not know the tasks that ran after it. Their
     directories hold outcomes, which would be taken for those of new tasks with the same ids.
     """
-    ids = (task_of(name) for name in os.listdir(attempts))
-    highest = max((task for task in ids if task is not None), default=0)
+    highest = max((key.task for key in AttemptFiles(attempts).attempts()), default=0)
     if highest == 0 or highest in state.tasks or archive.task(TaskId(highest)) is not None:
         return
     given = store.new_task_ids(1)

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from carma.config import Loaded
 from carma.core.model.events import Durable, Transient
 from carma.core.model.task import Task
-from carma.core.model.values import TaskId, TaskSpec
+from carma.core.model.values import TaskId
 from carma.core.ports import Archive, Store
 from carma.core.state import State
 from carma.daemon.runtime import BackgroundThread, SteadyClock
@@ -97,20 +97,9 @@ class Shell:
         self.transient.append(event)
         self.wake.set()
 
-    def new_task_ids(self, count: int) -> TaskId:
-        return self.store.new_task_ids(count)
-
-    def shared(self, spec: TaskSpec) -> TaskSpec:
-        """The same spec; its environment and command are the objects of stored tasks, if they are equal."""
-        return self.store.shared(spec)
-
     async def in_store(self, function: Callable[[], T]) -> T:
         """Call the store or the archive in the thread that commits, after earlier commits."""
         return await self._store_thread.call(function)
-
-    def in_place(self) -> bool:
-        """Whether the database is still the one that was opened. If not, nothing may be started."""
-        return self.store.in_place()
 
     # Reads.
 

@@ -50,28 +50,24 @@ class AttemptCgroups:
         return self.cgroups.create(self._prefix + str(key))
 
     def members(self, key: AttemptKey) -> list[int]:
-        group = self._open(key)
-        return group.members() if group is not None else []
+        return self._open(key).members()
 
     def kill(self, key: AttemptKey) -> None:
-        group = self._open(key)
-        if group is not None:
-            group.kill(KILL_LIMIT_S)
+        self._open(key).kill(KILL_LIMIT_S)
 
     def remove(self, key: AttemptKey) -> None:
         """Its limits are removed with it. A cgroup that still contains processes stays."""
-        group = self._open(key)
-        if group is not None:
-            with contextlib.suppress(OSError):
-                group.remove()
+        with contextlib.suppress(OSError):
+            self._open(key).remove()
 
     def existing(self) -> list[AttemptKey]:
         """The attempts that have a cgroup, also those of an earlier daemon."""
         found = (re.fullmatch(re.escape(self._prefix) + r"(\d+)\.(\d+)", name) for name in self.cgroups.names())
         return [AttemptKey(TaskId(int(match[1])), int(match[2])) for match in found if match is not None]
 
-    def _open(self, key: AttemptKey) -> Cgroup | None:
-        return self.cgroups.open(self._prefix + str(key))
+    def _open(self, key: AttemptKey) -> Cgroup:
+        """Empty if the attempt has none."""
+        return self.cgroups.open(self._prefix + str(key)) or Cgroup(())
 
 
 class LimitFailed(Exception):

@@ -64,11 +64,9 @@ class AttemptFiles:
         """Without a name: the attempt's own directory, with a slash at its end."""
         return os.path.join(self.directory, str(key), name)
 
-    def keys(self) -> Iterator[AttemptKey]:
+    def attempts(self) -> Iterator[AttemptKey]:
         """All attempts that have a directory."""
-        for name in os.listdir(self.directory):
-            if match := _DIRECTORY.fullmatch(name):
-                yield AttemptKey(TaskId(int(match[1])), int(match[2]))
+        return (key for name in os.listdir(self.directory) if (key := key_of(name)) is not None)
 
     def exists(self, key: AttemptKey, name: str = "") -> bool:
         return os.path.lexists(self.path(key, name))
@@ -137,6 +135,12 @@ class AttemptFiles:
             for entry in entries:
                 if entry.name not in records.ENDED or entry.stat(follow_symlinks=False).st_size == 0:
                     os.unlink(entry.path)
+
+
+def key_of(name: str) -> AttemptKey | None:
+    """The attempt whose directory has that name."""
+    match = _DIRECTORY.fullmatch(name)
+    return None if match is None else AttemptKey(TaskId(int(match[1])), int(match[2]))
 
 
 def _open_own(path: str) -> int | None:

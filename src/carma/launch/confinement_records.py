@@ -10,12 +10,11 @@ of a server that outlives its control daemon: they communicate with the server a
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Iterable
 
 import msgspec
 from msgspec.structs import replace
 
+from carma import procfs
 from carma.core.model.values import AttemptKey, Confinement
 from carma.core.ports import Arranged, Confiner, LaunchOrder
 from carma.launch import attempt_records as records
@@ -126,16 +125,8 @@ class ConfinementRecords:
 def has_open(pid: int, prefix: str) -> bool:
     """Whether the process has a file with that prefix open; True if that cannot be found out."""
     try:
-        return any(path.startswith(prefix) for path in open_files(pid))
+        return any(path.startswith(prefix) for path in procfs.open_files(pid))
     except FileNotFoundError:  # it ended
         return False
     except OSError:
         return True
-
-
-def open_files(pid: int) -> Iterable[str]:
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            yield os.readlink(f"/proc/{pid}/fd/{name}")
-        except FileNotFoundError:
-            continue

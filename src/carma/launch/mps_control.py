@@ -234,10 +234,8 @@ def read_foreign(folder: str, name: str, uid: int) -> str:
 
 
 def real_uid(pid: int) -> int | None:
-    for line in procfs.read_bytes(f"/proc/{pid}/status", 4096).splitlines():
-        if line.startswith(b"Uid:"):
-            return int(line.split()[1])
-    return None
+    uids = procfs.status_field(pid, b"Uid")
+    return int(uids[0]) if uids else None
 
 
 def runs(pid: int, name: str) -> bool:

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from carma import procfs
+
 PROC = Path("/proc")
 
 
@@ -36,20 +38,13 @@ def translation(environment: Mapping[str, str], proc: Path = PROC) -> Callable[[
 
 def pids_of(process: int | str, proc: Path = PROC) -> tuple[int, ...]:
     """Its pids, from the namespace that `proc` shows to the innermost; empty if it has ended or the kernel is old."""
-    try:
-        text = (proc / str(process) / "status").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ()
-    for line in text.splitlines():
-        if line.startswith("NSpid:"):
-            return tuple(int(word) for word in line.split()[1:])
-    return ()
+    return tuple(int(word) for word in procfs.status_field(process, b"NSpid", str(proc)))
 
 
 def has_card_open(pid: int, proc: Path = PROC) -> bool:
     """Whether a process of this namespace has that pid and an NVIDIA card open: then the pid needs no translation."""
     try:
-        return any(str(entry.readlink()).startswith("/dev/nvidia") for entry in (proc / str(pid) / "fd").iterdir())
+        return any(path.startswith("/dev/nvidia") for path in procfs.open_files(pid, str(proc)))
     except OSError:
         return False
 

@@ -11,6 +11,7 @@ The registry has the values of unfinished tasks. `keep_only` drops the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TypeVar, cast
 
@@ -30,24 +31,24 @@ INLINE_BYTES = 128  # a reference takes 40
 _DIGEST_BYTES = 16
 
 
-class Part:
+@dataclass(slots=True, eq=False)
+class SharedValue:
     """A value with its digest. `stored`: whether the table has it. `sequence`: the last event that used it."""
 
-    __slots__ = ("digest", "sequence", "stored", "value")
-
-    def __init__(self, digest: str, value: Value, *, stored: bool) -> None:
-        self.digest = digest
-        self.value = value
-        self.stored = stored
-        self.sequence = 0
+    digest: str
+    value: Value
+    stored: bool = False
+    sequence: int = 0
 
 
 class Parts:
     """The values of stored tasks. Only the writer's thread changes it; every thread may call `shared`."""
 
     def __init__(self) -> None:
-        self._by_object: dict[int, tuple[Value, Part]] = {}  # by id(value), valid while the value is referenced here
-        self._by_digest: dict[str, Part] = {}
+        self._by_object: dict[
+            int, tuple[Value, SharedValue]
+        ] = {}  # by id(value), valid while it is referenced here
+        self._by_digest: dict[str, SharedValue] = {}
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._by_digest
@@ -67,11 +68,11 @@ class Parts:
 
     # Writing.
 
-    def pack(self, value: Holder, used: dict[str, Part]) -> Holder:
+    def pack(self, value: Holder, used: dict[str, SharedValue]) -> Holder:
         """The task or event with references in place of long values. Adds the parts that it refers to to `used`."""
         return with_spec(value, lambda spec: self._pack(spec, used))
 
-    def _pack(self, spec: TaskSpec, used: dict[str, Part]) -> TaskSpec:
+    def _pack(self, spec: TaskSpec, used: dict[str, SharedValue]) -> TaskSpec:
         environment, command = self._part_of(spec.environment), self._part_of(spec.command)
         if environment is None and command is None:
             return spec
@@ -84,7 +85,7 @@ class Parts:
             command=spec.command if command is None else ("", command.digest),
         )
 
-    def _part_of(self, value: Value) -> Part | None:
+    def _part_of(self, value: Value) -> SharedValue | None:
         known = self._by_object.get(id(value))
         if known is not None:
             return known[1]
@@ -93,7 +94,7 @@ class Parts:
         digest = digest_of(codec.write(value))
         part = self._by_digest.get(digest)
         if part is None:
-            part = self._by_digest[digest] = Part(digest, value, stored=False)
+            part = self._by_digest[digest] = SharedValue(digest, value)
         self._by_object[id(value)] = (value, part)
         return part
 
@@ -121,8 +122,7 @@ class Parts:
 
     def add_stored(self, digest: str, value: Value, sequence: int) -> None:
         """Register a part of an unfinished task that the table has; `sequence` is that of the newest event."""
-        part = self._by_digest[digest] = Part(digest, value, stored=True)
-        part.sequence = sequence
+        part = self._by_digest[digest] = SharedValue(digest, value, stored=True, sequence=sequence)
         self._by_object[id(value)] = (value, part)
 
     def keep_only(self, tasks: Iterable[Task], sequence: int) -> None:

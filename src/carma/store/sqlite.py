@@ -24,7 +24,7 @@ from carma.store import codec
 from carma.store.archive import SqliteArchive, add_usage, part_reader
 from carma.store.database import Database
 from carma.store.database_files import LastEventRecord, ends
-from carma.store.shared_values import Part, ReadPart, Value, reference
+from carma.store.shared_values import ReadPart, SharedValue, Value, reference
 from carma.store.store_errors import damaged
 
 ID_BLOCK = 32
@@ -61,7 +61,7 @@ class SqliteStore(SqliteArchive):
             return self._append(events)
 
     def _append(self, events: Sequence[Durable]) -> int:
-        used: dict[str, Part] = {}
+        used: dict[str, SharedValue] = {}
         bodies = [codec.write_event(self._parts.pack(event, used)) for event in events]
         with self._database.writing(f"store {len(events)} event{'s' * (len(events) > 1)} in") as connection:
             _store_parts(connection, used.values())
@@ -110,7 +110,7 @@ class SqliteStore(SqliteArchive):
         if not self._checkpointed <= checkpoint.sequence <= self._sequence:
             bounds = f"{self._checkpointed} and {self._sequence}"
             raise ValueError(f"a checkpoint at {checkpoint.sequence} is not between {bounds}")
-        used: dict[str, Part] = {}
+        used: dict[str, SharedValue] = {}
         with self._database.writing("store a checkpoint in") as connection:
             for task in finished:
                 _archive(connection, task, self._parts.pack(task, used), checkpoint.sequence)
@@ -184,7 +184,7 @@ class SqliteStore(SqliteArchive):
         tasks = tuple(self._parts.unpack(codec.read_task(bodies[task]), read) for task in order)
         return msgspec.structs.replace(codec.read_checkpoint(row[0]), tasks=tasks)
 
-    def _write_live(self, connection: sqlite3.Connection, tasks: Iterable[Task], used: dict[str, Part]) -> None:
+    def _write_live(self, connection: sqlite3.Connection, tasks: Iterable[Task], used: dict[str, SharedValue]) -> None:
         """Values are frozen, so that an unchanged object needs no write: waiting tasks are written once."""
         now = {task.id: task for task in tasks}
         changed = [task for task in now.values() if self._written.get(task.id) is not task]
@@ -197,7 +197,7 @@ class SqliteStore(SqliteArchive):
         connection.executemany("INSERT OR REPLACE INTO live VALUES (?, ?)", rows)
 
 
-def _store_parts(connection: sqlite3.Connection, parts: Iterable[Part]) -> None:
+def _store_parts(connection: sqlite3.Connection, parts: Iterable[SharedValue]) -> None:
     rows = [(part.digest, codec.write(part.value)) for part in parts if not part.stored]
     connection.executemany("INSERT OR IGNORE INTO parts VALUES (?, ?)", rows)
 

@@ -47,7 +47,7 @@ class Actions:
     async def submit(self, call: ApiCall) -> t.SubmitAnswer:
         request: t.SubmitRequest = call.body
         shell, who = self._shell, call.who
-        spec = shell.shared(checks.check_spec(request.spec, who, shell.clock.now()))
+        spec = shell.store.shared(checks.check_spec(request.spec, who, shell.clock.now()))
         indices = checks.array_indices(request)
         checks.check_fits(shell.state, spec)
         checks.check_quota(shell.state, who.owner, spec, 1 if indices is None else len(indices))
@@ -81,7 +81,7 @@ class Actions:
         resolve: Callable[[State], TaskSpec],
     ) -> tuple[TaskId, ...]:
         count = 1 if indices is None else len(indices)
-        first = self._shell.new_task_ids(count)
+        first = self._shell.store.new_task_ids(count)
         at_once = request.array.at_once if request.array is not None else None
 
         def make(state: State) -> Sequence[e.Durable]:

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 from carma.config import Settings
-from carma.core.model.values import TaskId
 from carma.errors import CarmaError, StoreError
 from carma.paths import Paths, make_directories
 
@@ -79,19 +78,11 @@ def refuse_lost_database(paths: Paths) -> None:
     with a new database would not know the tasks that may still run."""
     if os.path.lexists(paths.database):
         return
-    known = next((name for name in os.listdir(paths.log_dir) if task_of(name) is not None), None)
-    if known is None:
-        return
+    from carma.launch.attempt_files import AttemptFiles
     from carma.store.store_errors import missing
 
-    raise missing(paths.database, paths.log_dir / known)
-
-
-def task_of(name: str) -> TaskId | None:
-    """The task of an attempt's directory, whose name is `<task>.<attempt>`."""
-    task, dot, attempt = name.partition(".")
-    good = dot and task.isascii() and task.isdigit() and attempt.isascii() and attempt.isdigit()
-    return TaskId(int(task)) if good else None
+    for key in AttemptFiles(paths.log_dir).attempts():
+        raise missing(paths.database, paths.log_dir / str(key))
 
 
 async def watch_database(

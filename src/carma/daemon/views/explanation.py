@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from carma.core.model.status import Finished, Running, Starting
 from carma.core.model.task import Attempt, Task
 from carma.core.model.values import Gpu, GpuId
@@ -17,7 +19,11 @@ _NEVER_PLACED = Refusal("Finished", "the task ended before a GPU was chosen")
 
 
 def explain_entries(decision: Decision, state: State) -> tuple[t.ExplainEntry, ...]:
-    return tuple(_entry(verdict, state.gpus.get(verdict.gpu)) for verdict in decision.verdicts)
+    return _entries(decision.verdicts, state)
+
+
+def _entries(verdicts: Sequence[Verdict], state: State) -> tuple[t.ExplainEntry, ...]:
+    return tuple(_entry(verdict, state.gpus.get(verdict.gpu)) for verdict in verdicts)
 
 
 def _entry(verdict: Verdict, gpu: Gpu | None) -> t.ExplainEntry:
@@ -36,41 +42,28 @@ def _entry(verdict: Verdict, gpu: Gpu | None) -> t.ExplainEntry:
 
 def explanation(task: Task, context: ViewContext) -> t.Explanation:
     """Why a task waits or runs where it does; for a finished task, how it ended and its last attempt's decision."""
-    state = context.state
+    state, status = context.state, task.status
     view = task_views([task], context)[0]
-    if isinstance(task.status, Finished):
-        return _of_finished(task, view, state)
-    decision = explain(state, task.id, context.now)
-    ask = ask_of(task, state)
-    placed = task.status.placement.booking if isinstance(task.status, Starting | Running) else None
+    shown = task.attempts[-1] if task.attempts and isinstance(status, Starting | Running | Finished) else None
+    if isinstance(status, Finished):  # the stored decision, because the GPUs have changed since
+        reason, decided = view.reason, shown.decision if shown is not None else ""
+        verdicts = _verdicts(shown, state)
+    else:
+        decision = explain(state, task.id, context.now)
+        reason, decided = decision.reason or view.reason, decision.reason if shown is not None else ""
+        verdicts = decision.verdicts
+    needs = shown.placement.booking if shown is not None else ask_of(task, state)
     return t.Explanation(
         task=task.id,
         policy=state.policy.name,
         state=view.state,
-        reason=decision.reason or view.reason,
-        entries=explain_entries(decision, state),
-        needs_mib=placed.memory_mib if placed is not None else ask.memory_mib,
-        needs_source=placed.source if placed is not None else ask.source,
+        reason=reason,
+        entries=_entries(verdicts, state),
+        needs_mib=needs.memory_mib,
+        needs_source=needs.source,
         reserved_start_at=view.reserved_start_at,
-        attempt=task.key.attempt if placed is not None else None,
-        decision=decision.reason if placed is not None else "",
-    )
-
-
-def _of_finished(task: Task, view: t.TaskView, state: State) -> t.Explanation:
-    """The stored decision, because the GPUs have changed since. The task may have left memory for the archive."""
-    ask = ask_of(task, state)
-    last = task.attempts[-1] if task.attempts else None
-    return t.Explanation(
-        task=task.id,
-        policy=state.policy.name,
-        state=view.state,
-        reason=view.reason,
-        entries=tuple(_entry(verdict, state.gpus.get(verdict.gpu)) for verdict in _verdicts(last, state)),
-        needs_mib=last.placement.booking.memory_mib if last is not None else ask.memory_mib,
-        needs_source=last.placement.booking.source if last is not None else ask.source,
-        attempt=last.number if last is not None else None,
-        decision=last.decision if last is not None else "",
+        attempt=shown.number if shown is not None else None,
+        decision=decided,
     )
 
 
@@ -81,6 +74,6 @@ def _verdicts(attempt: Attempt | None, state: State) -> tuple[Verdict, ...]:
         stored = {gpu: Verdict(gpu, chosen=True) for gpu in attempt.placement.gpus}
         stored |= {verdict.gpu: verdict for verdict in attempt.verdicts}
     other = _NOT_CHOSEN if attempt is not None else _NEVER_PLACED
-    gone = [gpu for gpu in stored if gpu not in state.gpus]
+    removed = [gpu for gpu in stored if gpu not in state.gpus]
     present = sorted(state.gpus, key=lambda gpu: state.gpus[gpu].index)
-    return tuple(stored.get(gpu) or Verdict(gpu, other) for gpu in (*gone, *present))
+    return tuple(stored.get(gpu) or Verdict(gpu, other) for gpu in (*removed, *present))
