@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
+
 from carma.core.model.values import NoEstimate
 from carma.core.ports import EstimateRequest
 from carma.trial.layers.description import Described, Layer
 from carma.trial.protocol import Trial
-from carma.trial.report import ALLOC, CALL, FORMAT, FREE, MARK, Call, TrialEvent, TrialReport, write_events
+from carma.trial.report import ALLOC, CALL, FORMAT, FREE, MARK, Call, TrialEvent, TrialReport
 
 MIB = 1 << 20
 MARKS = ("forward", "backward", "step", "step_end")
+
+
+def write_events(events: Iterable[TrialEvent]) -> bytes:
+    """As the user's interpreter writes them (`carma_trial/report.py`)."""
+    return b"".join(struct.pack("<BBHIQq", *event) for event in events)
 
 
 def described() -> Described:
@@ -72,7 +80,7 @@ class ScriptedTrials:
 
     def __init__(self, command: tuple[str, ...], trial: Trial | None = None) -> None:
         self.command = command
-        self.trial = trial or Trial(report=report(), events=write_events(iter(events())), seconds=1.0)
+        self.trial = trial or Trial(report=report(), events=write_events(events()), seconds=1.0)
 
     def run(self, request: EstimateRequest) -> Trial | NoEstimate:
         if request.spec.command != self.command:

@@ -16,9 +16,10 @@ from carma.estimate.combination import make_estimators
 from carma.store.memory import MemoryStore
 from carma.trial.layers.description import Described, Layer
 from carma.trial.protocol import Context, NoTrials, Trial, Trials
-from carma.trial.report import ALLOC, FORMAT, FREE, MARK, TrialEvent, TrialReport, write_events
+from carma.trial.report import ALLOC, FORMAT, FREE, MARK, TrialEvent, TrialReport
 from gpumemnet.summaries import read_text
 from tests.harness import python_path
+from tests.trials import write_events
 
 MIB = 1 << 20
 NAMES = ("horus", "fake-tensor", "dnnmem", "llmem", "zero2", "zero3", "accelerate")
@@ -162,7 +163,7 @@ def trial(*events: tuple[int, int, int], steps: int = 3, reason: str = "") -> Tr
     report = msgspec.convert(
         {"format": FORMAT, "stop": stop, "reason": reason, "steps": steps, "marks": marks}, type=TrialReport
     )
-    return Trial(report=report, events=write_events(iter(rows)), seconds=1.0)
+    return Trial(report=report, events=write_events(rows), seconds=1.0)
 
 
 def test_fake_tensor_is_the_peak_of_what_the_first_pass_makes() -> None:

@@ -11,9 +11,17 @@ import pytest
 from msgspec.structs import replace
 
 from carma.errors import Usage
-from carma.trial.replay.bound import LEAST
+from carma.trial.replay.bound import LEAST, Score, Scores
 from carma_lab.bench.memory import published18
-from carma_lab.bench.memory.figures import Row, by_estimator, by_family, left_out_bounds, scores_of, summarise
+from carma_lab.bench.memory.figures import (
+    Row,
+    by_estimator,
+    by_family,
+    left_out_bounds,
+    scores_of,
+    summarise,
+    without_family,
+)
 from carma_lab.bench.memory.measured import drawn, read_truth
 
 MIB = 1 << 20
@@ -169,3 +177,10 @@ def test_every_published_model_is_one_that_the_script_has() -> None:
         args = options().parse_args(list(one.run.argv))
         assert (args.model, args.batch) == (one.model, one.batch)
     assert len({one.run.id for one in published18.PUBLISHED}) == 18
+
+
+def test_a_family_can_be_left_out() -> None:
+    known = Scores(cases=tuple(Score(f"family{number % 7}", "plain", 0.1) for number in range(50)))
+    assert {case.family for case in without_family(known, "family3").cases} == {
+        f"family{n}" for n in range(7) if n != 3
+    }

@@ -19,12 +19,12 @@ from carma.trial.layers.description import Described
 from carma.trial.protocol import Trial
 from carma.trial.replay.conv_formulas import NONE
 from carma.trial.replay.conv_workspaces import SHIPPED, DecisionTree, LearntChoice, shipped_model
-from carma.trial.report import Call, write_events
+from carma.trial.report import Call
 from carma_lab.bench.memory import compare, truth
 from carma_lab.bench.memory import comparison_file as written
 from carma_lab.bench.memory.queries import ZOO, Folds, chosen_estimators
 from carma_lab.bench.memory.truth import Interpreter, find_interpreter
-from tests.trials import described, events, report
+from tests.trials import described, events, report, write_events
 
 MIB = 1 << 20
 SAID = {"python": "3.12.3", "torch": "2.11.0", "torchvision": "0.26.0", "transformers": "5.17.0", "gpu": True}
@@ -42,7 +42,7 @@ class Trials:
         self.asked.append(request)
         if "fails" in request.spec.command:
             return NoEstimate(source="trace", reason="it stopped with an error")
-        return Trial(report=report(), events=write_events(iter(events())), seconds=500.0)
+        return Trial(report=report(), events=write_events(events()), seconds=500.0)
 
     def describe(self, request: EstimateRequest) -> Described | NoEstimate:  # noqa: ARG002 (the protocol's name)
         return described()

@@ -28,6 +28,7 @@ POLL_S = 0.25
 ERROR_CHARS = 400  # of a failed run's last line
 PROBE = "import torch; print('torch', torch.__version__, torch.version.cuda or '-')"
 PYTHONS = ("python3", "python")
+TEXTS = ("gpu", "driver", "torch", "cuda", "cudnn", "python", "date")
 
 
 class CudaInterpreter(NamedTuple):
@@ -74,16 +75,12 @@ def _probe(path: str, environ: Mapping[str, str]) -> CudaInterpreter | str:
     return CudaInterpreter(path, match[1], match[2])
 
 
-def no_progress(rows: int) -> None:
-    """The default for `progress`."""
-
-
 def measure(
     python: str,
     gpu: str,
     limit_s: float,
     environ: Mapping[str, str],
-    progress: Callable[[int], None] = no_progress,
+    progress: Callable[[int], None] = lambda _rows: None,
 ) -> Calibration:
     """On the GPU of that UUID, the only visible one; `progress` gets the number of rows so far.
 
@@ -123,20 +120,9 @@ def read_measured(constants: Sequence[Row], rows: Sequence[Row]) -> Calibration:
     if not contexts:
         raise Refused("no reading of the memory outside the allocator came back", "Run it again with a longer --limit.")
     table = [row for row in rows if "versions" not in row and not row.get("short")]
-    capability = versions.get("capability")
-    made = CardConstants(
-        gpu=str(versions["gpu"]),
-        capability=msgspec.convert(capability, tuple[int, int]) if capability else None,
-        driver=_text(versions.get("driver")),
-        torch=_text(versions.get("torch")),
-        cuda=_text(versions.get("cuda")),
-        cudnn=_text(versions.get("cudnn")),
-        python=_text(versions.get("python")),
-        date=_text(versions.get("date")),
-        contexts=contexts,
-        kept_once=_kept_once(constants),
-        rows=len(table),
-    )
+    texts = {name: str(versions[name]) for name in TEXTS if versions.get(name) is not None}
+    more = {"contexts": contexts, "kept_once": _kept_once(constants), "rows": len(table)}
+    made = msgspec.convert({**texts, **more, "capability": versions.get("capability") or None}, CardConstants)
     return Calibration(made, table, sum("error" in row for row in table))
 
 
@@ -213,7 +199,3 @@ def _read(file: Path) -> str:
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][-ERROR_CHARS:] if lines else ""
-
-
-def _text(value: object) -> str:
-    return "" if value is None else str(value)

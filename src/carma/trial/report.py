@@ -75,7 +75,3 @@ class TrialReport(Record, frozen=True, kw_only=True):
 
 def read_events(data: bytes) -> Iterator[TrialEvent]:
     return map(TrialEvent._make, _record.iter_unpack(data))
-
-
-def write_events(events: Iterator[TrialEvent]) -> bytes:
-    return b"".join(_record.pack(*event) for event in events)

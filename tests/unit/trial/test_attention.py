@@ -7,8 +7,8 @@ import pytest
 from carma.trial.layers.description import Described, Layer
 from carma.trial.protocol import Trial
 from carma.trial.replay.library_memory import with_attention
-from carma.trial.report import ALLOC, FREE, TrialEvent, write_events
-from tests.trials import report
+from carma.trial.report import ALLOC, FREE, TrialEvent
+from tests.trials import report, write_events
 
 OPS = ("", "aten::addmm", "aten::_softmax", "aten::_log_softmax", "aten::_softmax_backward_data")
 SOFTMAX, LOG_SOFTMAX, BACKWARD = 2, 3, 4
@@ -23,7 +23,7 @@ def attending(**changed: object) -> Described:
 
 def trial(op: int, size: int, *flags: str, kind: int = ALLOC) -> Trial:
     event = TrialEvent(kind=kind, thread=0, stream=0, what=op, id=1, bytes=size)
-    return Trial(report=report(ops=OPS, flags=flags), events=write_events(iter([event])), seconds=1.0)
+    return Trial(report=report(ops=OPS, flags=flags), events=write_events([event]), seconds=1.0)
 
 
 @pytest.mark.parametrize("size", [SCORES_BYTES, SCORES_BYTES // 2])

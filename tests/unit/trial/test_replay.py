@@ -12,7 +12,6 @@ from carma.trial.replay.replay import (
     Replayed,
     Scratch,
     Workspaces,
-    no_workspaces,
     replay,
 )
 from carma.trial.report import (
@@ -25,8 +24,8 @@ from carma.trial.report import (
     Call,
     TrialEvent,
     read_events,
-    write_events,
 )
+from tests.trials import write_events
 
 MARKS = ("forward", "step_end")
 CONV, LINEAR = Call(op="conv", dtype="float32"), Call(op="blas", dtype="float32")
@@ -50,11 +49,11 @@ FORWARD, STEP_END = TrialEvent(MARK, 0, 0, 0, 0, 0), TrialEvent(MARK, 0, 0, 1, 0
 
 def replayed(
     *events: TrialEvent,
-    workspaces: Workspaces = no_workspaces,
+    workspaces: Workspaces = lambda *_call: NO_SCRATCH,
     capacity_mib: int | None = None,
     options: AllocatorOptions = AllocatorOptions(),
 ) -> Replayed:
-    stored = read_events(write_events(iter(events)))
+    stored = read_events(write_events(events))
     capacity = None if capacity_mib is None else capacity_mib * MIB
     return replay(stored, CALLS, options, workspaces, capacity, marks=MARKS)
 

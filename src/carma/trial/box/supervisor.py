@@ -74,10 +74,8 @@ class Supervisor:
     def __init__(self, order: dict[str, Any], report: Reporter) -> None:
         self._order = order
         self._report = report
-        self._processes = order["limits"]["processes"]
-        self._memory_bytes, self._keep_bytes = (
-            order["limits"][name] * kernel.MIB for name in ("memory_mib", "keep_mib")
-        )
+        self._limits = order["limits"]
+        self._memory_bytes = self._limits["memory_mib"] * kernel.MIB
         self._cgroup = Cgroup(order["cgroup"])
         self._tails: dict[int, bytearray] = {}
         self._exit: int | None = None  # status of waitpid
@@ -204,7 +202,7 @@ class Supervisor:
         began = time.monotonic()
         if began < self._next_count and self._exit is None:
             return ""
-        if self._meter.exceeds_threads(self._processes):
+        if self._meter.exceeds_threads(self._limits["processes"]):
             return "processes"
         limit = "memory" if self._meter.exceeds_memory(self._memory_bytes) else ""
         now = time.monotonic()
@@ -249,7 +247,7 @@ class Supervisor:
     def _keep_files(self, tree: Tree) -> None:
         if self._host_keep is not None:
             with contextlib.suppress(OSError), tree.as_owner():  # a full disk: it is compiled again next time
-                results.copy_kept(self._keep, self._host_keep, self._keep_bytes)
+                results.copy_kept(self._keep, self._host_keep, self._limits["keep_mib"] * kernel.MIB)
 
 
 def start_first(tree: Tree) -> int:

@@ -8,7 +8,7 @@ counts; `prediction` computes times.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +17,7 @@ from carma.trial.layers.column_reading import LayerReading, read_layers
 from carma.trial.layers.columns import Columns
 from carma.trial.layers.description import HALF, Described, Layer, slots_of
 from carma.trial.layers.functions import find_sums
-from carma.trial.layers.kinds import INDEX, TORCH_ATTENTION, kind_of
+from carma.trial.layers.kinds import INDEX, TORCH_ATTENTION
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,11 +44,18 @@ _TENSORS_AT_ONCE, _WEIGHTS_AT_ONCE = 48, 65_536 * 320
 
 @dataclass(frozen=True)
 class StepWork:
+    """One step, or several: the columns of `kernels` have a value for each kernel, the other arrays one for each step.
+
+    The kernels of step k start at `begins[k]`.
+    """
+
     kernels: NDArray[np.float64]  # as COLUMNS names them; each distinct kernel once, with its count
-    layers: int
-    tensors: int  # of weights
-    scaled: bool  # losses are scaled and checked (float16)
-    channels_last: bool
+    begins: NDArray[np.int64]
+    layers: NDArray[np.float64]
+    tensors: NDArray[np.float64]  # of weights
+    scaled: NDArray[np.bool_]  # losses are scaled and checked (float16)
+    channels_last: NDArray[np.bool_]  # of each kernel
+    copied_bytes: NDArray[np.float64]  # from the host; 0 where a data loader does that in parallel
     known: float  # share of outputs and of weights in layers of known kinds
 
 
@@ -209,19 +216,14 @@ def work_of(described: Described, *, tf32: bool = False) -> StepWork:
     kernels, counts = np.unique(np.array(step.rows, np.float64), axis=0, return_counts=True)
     return StepWork(
         kernels=np.column_stack((kernels, counts.astype(np.float64))),
-        layers=reading.columns.count,
-        tensors=step.tensors,
-        scaled=described.autocast == "float16",
-        channels_last=described.channels_last,
+        begins=np.zeros(1, np.int64),
+        layers=np.array([reading.columns.count], np.float64),
+        tensors=np.array([step.tensors], np.float64),
+        scaled=np.array([described.autocast == "float16"]),
+        channels_last=np.full(len(kernels), described.channels_last),
+        copied_bytes=np.zeros(1),
         known=_known(reading.columns),
     )
-
-
-def copied_bytes(described: Described) -> int:
-    """Bytes that a step of a plain loop copies from the host. Words are integers of eight bytes."""
-    first = next((layer.kind for layer in described.layers), "")
-    each = 8 if kind_of(first) == "embedding" else 2 if described.dtype in HALF else 4
-    return prod(described.input) * each if described.input else 0
 
 
 def _known(columns: Columns) -> float:

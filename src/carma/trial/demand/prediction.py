@@ -16,7 +16,6 @@ an H200; on another GPU kernels take longer in proportion to its peaks. Pure ari
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,47 +97,20 @@ class DemandConstants(Record, frozen=True, kw_only=True):
     power: tuple[float, ...]  # at rest, of engine, SM and DRAM activity, of arithmetic in each number format
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Several works. The kernels of work k start at `begins[k]`."""
-
-    kernels: NDArray[np.float64]
-    begins: NDArray[np.int64]
-    layers: NDArray[np.float64]
-    tensors: NDArray[np.float64]
-    scaled: NDArray[np.float64]
-    last: NDArray[np.bool_]  # of each kernel: whether the memory format is channels-last
-    copied: NDArray[np.float64]
-
-
-def batch_of(works: Sequence[StepWork], copied_bytes: Sequence[float] = ()) -> Batch:
-    """`copied_bytes`: what each copies from the host; 0 where a data loader does that in parallel."""
-    counts = [len(work.kernels) for work in works]
-    return Batch(
-        kernels=np.concatenate([work.kernels for work in works]),
-        begins=np.cumsum([0, *counts[:-1]]),
-        layers=np.array([work.layers for work in works], np.float64),
-        tensors=np.array([work.tensors for work in works], np.float64),
-        scaled=np.array([work.scaled for work in works], np.float64),
-        last=np.repeat([work.channels_last for work in works], counts),
-        copied=np.array(copied_bytes or [0.0] * len(works), np.float64),
-    )
-
-
-def shown(batch: Batch, constants: DemandConstants, card: Rates) -> dict[str, NDArray[np.float64]]:
-    """FIGURES and `step_s` of each work."""
-    kernel, flops, size, _, _, number, count = batch.kernels.T
+def shown(steps: StepWork, constants: DemandConstants, card: Rates) -> dict[str, NDArray[np.float64]]:
+    """FIGURES and `step_s` of each step."""
+    kernel, flops, size, _, _, number, count = steps.kernels.T
     kind, form = kernel.astype(np.int64), number.astype(np.int64)
     like = _CLASS[kind]
-    works, starts, filled = _kernel_s(batch, constants, card)
+    works, starts, filled = _kernel_s(steps, constants, card)
 
     def total(each: NDArray[np.float64]) -> NDArray[np.float64]:
-        summed: NDArray[np.float64] = np.add.reduceat(each, batch.begins)
+        summed: NDArray[np.float64] = np.add.reduceat(each, steps.begins)
         return summed
 
     gpu_s = total(works + starts)
-    step_s = _either(gpu_s, _processor_s(batch, constants, total), constants.corner) + constants.step_s
-    step_s = step_s + constants.scaled_s * batch.scaled + constants.copy_s * batch.copied
+    step_s = _either(gpu_s, _processor_s(steps, constants, total), constants.corner) + constants.step_s
+    step_s = step_s + constants.scaled_s * steps.scaled + constants.copy_s * steps.copied_bytes
     wide = filled ** _of(constants.narrower, like) * _of(constants.widest, like)
     engine = _part(gpu_s / step_s * constants.engine)
     sm = _part(total(works * wide + starts * _of(constants.starts_wide, like)) / step_s)
@@ -157,16 +129,16 @@ def shown(batch: Batch, constants: DemandConstants, card: Rates) -> dict[str, ND
     }
 
 
-def _kernel_s(batch: Batch, constants: DemandConstants, card: Rates) -> tuple[NDArray[np.float64], ...]:
+def _kernel_s(steps: StepWork, constants: DemandConstants, card: Rates) -> tuple[NDArray[np.float64], ...]:
     """Of each kernel: seconds of its work, seconds of its starts, and the part of the GPU that it fills."""
-    kernel, flops, size, blocks, launches, number, count = batch.kernels.T
+    kernel, flops, size, blocks, launches, number, count = steps.kernels.T
     kind, form = kernel.astype(np.int64), number.astype(np.int64)
     like = _CLASS[kind]
     waves = blocks * _of(constants.blocks, like) / card.sms
     filled = np.maximum(waves / (1.0 + waves**_CORNER) ** (1.0 / _CORNER), 1e-4)
     table = np.ones((len(KERNELS), 3))
     table[: len(constants.efficiency)] = constants.efficiency
-    efficiency = table[kind, form] * np.where(batch.last & (kind == CONVOLUTION), constants.channels_last, 1.0)
+    efficiency = table[kind, form] * np.where(steps.channels_last & (kind == CONVOLUTION), constants.channels_last, 1.0)
     arithmetic = flops / ((np.array(card.peaks) * 1e12)[form] * efficiency)
     memory = size / (card.dram_gbs * 1e9 * _of(constants.bandwidth, kind))
     works = count * _either(arithmetic, memory, _CORNER) / filled ** _of(constants.slower, like)
@@ -183,11 +155,11 @@ def _power(parts: Sequence[NDArray[np.float64]], constants: DemandConstants, car
     return _part(rest + np.tensordot(np.array(weights), np.array(parts), axes=1))
 
 
-def _processor_s(batch: Batch, constants: DemandConstants, total: Total) -> NDArray[np.float64]:
-    kind, launches = batch.kernels[:, 0], batch.kernels[:, 4] * batch.kernels[:, 6]
+def _processor_s(steps: StepWork, constants: DemandConstants, total: Total) -> NDArray[np.float64]:
+    kind, launches = steps.kernels[:, 0], steps.kernels[:, 4] * steps.kernels[:, 6]
     of_step = np.where(kind == OPTIMIZER, constants.optimizer_s, constants.launch_s)
     each = launches * (of_step + np.where(kind == CAST, constants.cast_s, 0.0))
-    return total(each) + constants.layer_s * batch.layers + constants.tensor_s * batch.tensors
+    return total(each) + constants.layer_s * steps.layers + constants.tensor_s * steps.tensors
 
 
 def _of(values: Sequence[float], places: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -232,5 +204,5 @@ def demand_of(described: Described, gpu: str, *, tf32: bool = False) -> Demand |
         return None
     if work.known < LEAST_KNOWN:
         return None
-    found = shown(batch_of([work]), constants(), card)
+    found = shown(work, constants(), card)
     return Demand(**{name: round(float(found[name][0]), 2) for name in FIGURES})

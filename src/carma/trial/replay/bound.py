@@ -57,11 +57,6 @@ class Scores(Record, frozen=True, kw_only=True):
         found = [case for case in self.cases if group in (case.group, PARENTS.get(case.group))]
         return sorted(case.score / (SCALE + case.spread) for case in found)
 
-    def without(self, family: str) -> Scores:
-        """For evaluation: a case is never compared with its own family."""
-        kept = tuple(case for case in self.cases if case.family != family)
-        return Scores(format=self.format, source=self.source, cases=kept)
-
 
 class FootprintBound(Record, frozen=True, kw_only=True):
     upper_bytes: float

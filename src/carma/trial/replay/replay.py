@@ -27,10 +27,6 @@ NO_SCRATCH = Scratch()
 Workspaces = Callable[[Call, int, int], Scratch]  # by call, thread and stream; called once for each, so it must be pure
 
 
-def no_workspaces(_call: Call, _thread: int, _stream: int) -> Scratch:
-    return NO_SCRATCH
-
-
 class Peaks(Record, frozen=True, kw_only=True):
     allocated_bytes: int
     reserved_bytes: int

@@ -27,7 +27,12 @@ def scores_of(rows: Iterable[Row], source: str = "") -> Scores:
 def left_out_bounds(rows: Sequence[Row], level: float) -> tuple[Row, ...]:
     """The rows with point and bound as they are for somebody whose family was never measured."""
     known = scores_of(rows)
-    return tuple(_judged(row, known.without(row.family), level) for row in rows)
+    return tuple(_judged(row, without_family(known, row.family), level) for row in rows)
+
+
+def without_family(scores: Scores, family: str) -> Scores:
+    """A case is never compared with its own family."""
+    return replace(scores, cases=tuple(case for case in scores.cases if case.family != family))
 
 
 def _judged(row: Row, scores: Scores, level: float) -> Row:

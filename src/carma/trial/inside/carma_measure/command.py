@@ -21,7 +21,7 @@ import torch
 
 from . import constants
 from .meter import AllocatorMeter, DryMeter, Row, ShortOfMemory, convolution, warm_up
-from .plan import SEED, MeasuringPlan, Params, flops, make_plan
+from .plan import MeasuringPlan, Params, flops, make_plan
 
 # The columns that are measured; all others describe the case.
 MEASURED = frozenset(("direction", "out_bytes", "peak_bytes", "kept_bytes", "backend", "error", "short", "lost"))
@@ -219,7 +219,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--parallel", type=int, default=8, help="number of processes (default 8)")
     parser.add_argument("--broad", action="store_true", help="measure the large plan, for a table that is shipped")
     parser.add_argument("--dry", action="store_true", help="measure a few small cases on the CPU, without a GPU")
-    parser.add_argument("--seed", type=int, default=SEED, help="seed of the plan")
     parser.add_argument("--only", help="measure only the cases of this file, such as rows.jsonl of an earlier run")
     return parser
 
@@ -244,7 +243,7 @@ def main(arguments: list[str] | None = None) -> int:
         measure_constants(meter, options.broad, constant)
         measure_first_calls(meter, options.parallel, constant)
         print(f"constants: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-        plan = make_plan(options.broad, options.seed)
+        plan = make_plan(options.broad)
     run_workers(shorten(plan) if options.dry else plan, options.parallel, deadline, options.dry, rows)
     found = rows.rows()[1:]
     errors = sum("error" in row for row in found)

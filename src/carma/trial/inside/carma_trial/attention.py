@@ -18,24 +18,21 @@ def _attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *
     if mask is not None and mask.dtype == torch.bool and implementation != "math":
         mask = torch.empty_like(mask, dtype=query.dtype)  # zeros and minus infinities
     grads = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    given = (query, key, value)
     if implementation == "math":
-        return aten._scaled_dot_product_attention_math(
-            query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-        )[0]
+        attend = aten._scaled_dot_product_attention_math
+        return attend(*given, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
     if implementation == "flash":
-        padded, width = [_padded(each) for each in (query, key, value)], query.shape[-1]
+        padded, width = [_padded(each) for each in given], query.shape[-1]
         scale = scale if scale is not None else width**-0.5
         out = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0]
         return out[..., :width] if out.shape[-1] != width else out
     if implementation == "cudnn":
-        return aten._scaled_dot_product_cudnn_attention(
-            query, key, value, mask, grads, dropout_p, is_causal, False, scale=scale
-        )[0]
+        attend = aten._scaled_dot_product_cudnn_attention
+        return attend(*given, mask, grads, dropout_p, is_causal, False, scale=scale)[0]
     if mask is not None:
         mask = _whole_mask(mask, query, key)
-    return aten._scaled_dot_product_efficient_attention(
-        query, key, value, mask, grads, dropout_p, is_causal, scale=scale
-    )[0]
+    return aten._scaled_dot_product_efficient_attention(*given, mask, grads, dropout_p, is_causal, scale=scale)[0]
 
 
 def _padded(tensor):

@@ -92,6 +92,12 @@ def _answer(holder, answers, prefix=""):
             setattr(holder, prefix + name, _returns(value))
 
 
+def _repeat_in(module, names):
+    """Functions of torch.cuda that a module of it has, too."""
+    for name in names.split():
+        setattr(module, name, getattr(torch.cuda, name))
+
+
 def _index(device):
     """0 for "cuda:0", torch.device("cuda", 0), 0 or None."""
     if isinstance(device, str):
@@ -224,9 +230,7 @@ def _patch_memory(cuda):
     cuda.memory_stats = cuda.memory_stats_as_nested_dict = lambda *_a, **_w: _Stats()
     cuda.memory_snapshot = lambda *_a, **_w: []
     cuda.empty_cache = _empty_cache
-    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
-                 "memory_cached", "max_memory_cached", "empty_cache", "mem_get_info"):  # fmt: skip
-        setattr(cuda.memory, name, getattr(cuda, name))
+    _repeat_in(cuda.memory, f"{_ANSWERS[-1][1]} empty_cache mem_get_info")
     _answer(cuda.memory, ((None, "_record_memory_history _dump_snapshot"),))
     cuda.memory._snapshot = lambda *_a, **_w: {"segments": [], "device_traces": []}
 
@@ -235,9 +239,10 @@ def _patch_random(cuda):
     state = torch.get_rng_state()[:16].clone()
     cuda.get_rng_state = lambda *_a, **_w: state.clone()
     cuda.get_rng_state_all = lambda: [state.clone() for _ in range(COUNT)]
-    for name in ("manual_seed", "manual_seed_all", "get_rng_state", "set_rng_state", "get_rng_state_all",
-                 "set_rng_state_all", "initial_seed", "seed", "seed_all"):  # fmt: skip
-        setattr(cuda.random, name, getattr(cuda, name))
+    _repeat_in(
+        cuda.random, "manual_seed manual_seed_all get_rng_state set_rng_state get_rng_state_all set_rng_state_all"
+    )
+    _repeat_in(cuda.random, "initial_seed seed seed_all")
     cuda.default_generators = tuple(torch.Generator() for _ in range(COUNT))
 
 

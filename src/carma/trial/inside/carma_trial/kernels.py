@@ -125,28 +125,25 @@ def _segments(indices, rows, width, dtype):
     return out
 
 
-def _embedding_grad(grad, indices, rows, padding, scale_by_frequency):
-    plain, width, count = grad.contiguous(), grad.shape[-1], indices.numel()
-    flat = indices.contiguous()
-    if count <= _FEW_INDICES and not scale_by_frequency:
-        return torch.empty((rows, width), dtype=plain.dtype, device=plain.device)
-    ordered, places = _sorted_indices(flat)
-    counts = torch.empty_like(flat) if scale_by_frequency else None
-    out = _segments(flat, rows, width, plain.dtype)
+def _sorted_grad(plain, indices, rows, by_frequency):
+    ordered, places = _sorted_indices(indices)
+    counts = torch.empty_like(indices) if by_frequency else None
+    out = _segments(indices, rows, plain.shape[-1], plain.dtype)
     del ordered, places, counts
     return out
+
+
+def _embedding_grad(grad, indices, rows, padding, scale_by_frequency):
+    plain, flat = grad.contiguous(), indices.contiguous()
+    if indices.numel() <= _FEW_INDICES and not scale_by_frequency:
+        return torch.empty((rows, grad.shape[-1]), dtype=plain.dtype, device=plain.device)
+    return _sorted_grad(plain, flat, rows, scale_by_frequency)
 
 
 def _bag_grad(grad, indices, offset2bag, bag_size, maximum, rows, by_frequency, mode, weights, padding=-1):
-    width = grad.shape[1]
     if indices.numel() == 0 or mode == 2:  # the maximum needs no sorting
-        return torch.empty((rows, width), dtype=grad.dtype, device=grad.device)
-    plain = grad.contiguous()
-    ordered, places = _sorted_indices(indices)
-    counts = torch.empty_like(indices) if by_frequency else None
-    out = _segments(indices, rows, width, plain.dtype)
-    del ordered, places, counts
-    return out
+        return torch.empty((rows, grad.shape[1]), dtype=grad.dtype, device=grad.device)
+    return _sorted_grad(grad.contiguous(), indices, rows, by_frequency)
 
 
 def _bag_grad_of_any_kind(grad, indices, offsets, offset2bag, bag_size, maximum, rows, by_frequency, mode,

@@ -226,8 +226,7 @@ def _forward(input, _weight, _stride0, buffer, _hx, cx, mode, hidden, proj, laye
     report.note_call("rnn", dtype_name(plain))
     workspace = _workspace(run, plain, True, train)
     reserve = room(rnn_sizes.reserve_bytes(run) if train else 0, plain.device)
-    del workspace
-    del plain
+    del workspace, plain
     return out.transpose(0, 1) if turned else out, last, cell, reserve, buffer
 
 
@@ -246,9 +245,7 @@ def _backward(input, weight, stride0, buffer, hx, cx, output, grad_out, grad_hy,
         run, input, hx, cx, grad_out.transpose(0, 1) if turned else grad_out, grad_hy, grad_cy
     )
     weights = _weight_grads(run, input, weight, stride0, buffer) if mask[3] else []
-    del grad_cy
-    del grad_hy
-    del grad_out
+    del grad_cy, grad_hy, grad_out
     return into.transpose(0, 1) if turned else into, first, cell, weights
 
 
@@ -258,11 +255,7 @@ def _input_grads(run, input, hx, cx, grad_out, grad_hy, grad_cy):
     state_grad, cell_grad = grad_hy.contiguous(), None if grad_cy is None else grad_cy.contiguous()
     first, cell = plain_like(hx), None if cx is None else plain_like(cx)
     workspace = _workspace(run, plain, False, True)
-    del workspace
-    del cell_grad
-    del state_grad
-    del grad
-    del plain
+    del workspace, cell_grad, state_grad, grad, plain
     return into, first, cell
 
 
@@ -272,14 +265,10 @@ def _weight_grads(run, input, weight, stride0, buffer):
     workspace = _workspace(run, plain, False, True)
     grads, at = [], 0
     for each in weight:
-        if stride0 in (2, 3):  # without biases, which cuDNN has nevertheless
-            grads.append(plain_like(each))
-        else:
-            grads.append(_window(gradients, at, each))
+        biased = stride0 not in (2, 3)  # cuDNN has biases in any case
+        grads.append(_window(gradients, at, each) if biased else plain_like(each))
         at += each.numel()
-    del workspace
-    del gradients
-    del plain
+    del workspace, gradients, plain
     return grads
 
 
