@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -121,6 +120,8 @@ def test_figures_are_short(value: float, said: str) -> None:
 
 
 def test_the_verb_prints_and_draws(file: Path, tmp_path: Path) -> None:
+    import matplotlib.image
+
     result = CliRunner().invoke(command, [str(file), "--out", str(tmp_path / "pictures")])
     assert result.exit_code == 0, result.exception
     assert "mlp: 80 runs, 1 out of memory, 40 with activity" in result.output

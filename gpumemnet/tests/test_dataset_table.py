@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet
 import pytest
 
 from carma.errors import Usage
@@ -159,6 +158,8 @@ def test_columns_of_layers_are_equally_long(folder: Path, tmp_path: Path) -> Non
 
 
 def test_what_is_no_such_file_is_refused(folder: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet
+
     with pytest.raises(Usage, match=r"nowhere\.parquet cannot be read"):
         read(tmp_path / "nowhere.parquet")
     (tmp_path / "text.parquet").write_text("no Parquet at all, but long enough to be looked at")

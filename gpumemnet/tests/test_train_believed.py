@@ -8,12 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from gpumemnet.serving.model import runtime
-from gpumemnet.training import export
 from gpumemnet.training.ensemble import believed, learn
-from gpumemnet.training.learners import fit_dense
 from gpumemnet.training.samples import MEDIAN, QUANTILES, Numbers, Samples, Scale, Wholes
 from gpumemnet_fixtures.training_data import made, threads_as_they_were  # noqa: F401
 
@@ -31,6 +28,10 @@ ROW = [1_000.0, 2_000.0, 3_000.0, 4_000.0, 5_000.0, 6_000.0, 7_000.0]  # of 5, 2
     ],
 )
 def test_the_arithmetic_is_the_median_where_it_can_be(plain_mib: float, expected: list[float]) -> None:
+    import torch
+
+    from gpumemnet.training import export
+
     np.testing.assert_array_equal(believed(np.array([ROW]), np.array([plain_mib])), [expected])
     found = export.believed(torch.tensor([ROW]), torch.tensor([[plain_mib]]))
     np.testing.assert_array_equal(found.numpy(), np.array([expected], np.float32))
@@ -72,6 +73,11 @@ def test_the_arithmetic_is_not_used_if_learners_are_better() -> None:
 
 def test_the_exported_model_does_the_same(tmp_path: Path) -> None:
     """With the arithmetic as the median of the first row, as a file; without it, as a module."""
+    import torch
+
+    from gpumemnet.training import export
+    from gpumemnet.training.learners import fit_dense
+
     samples = made(60)
     learned = learn(partial(fit_dense, rounds=20), samples, 2, 0, 1)
     bare = type(learned)(**{**vars(learned), "context_mib": None})

@@ -16,22 +16,19 @@ import pytest
 from gpumemnet.serving.features import FEATURES, PLACE
 from gpumemnet.serving.model import Merged, merge, runtime
 from gpumemnet.serving.model_facts import Facts, read_facts
-from gpumemnet.training import learners
-from gpumemnet.training import shipped_models as make
 from gpumemnet.training.accuracy_report import Entry, Judged
 from gpumemnet.training.ensemble import Fit, Learned, learn
-from gpumemnet.training.export import hushed, module_of
-from gpumemnet.training.learners import Learner, fit_attention, fit_dense
 from gpumemnet.training.samples import QUANTILES, Numbers, Samples
 from gpumemnet.training.scores import judge
 from gpumemnet.training.trees import Forests
 from gpumemnet_fixtures.layer_lists import unmerged
 from gpumemnet_fixtures.training_data import made, threads_as_they_were  # noqa: F401
 
-SHORT: dict[str, Fit] = {
-    "mlp-based": partial(fit_dense, rounds=3),
-    "transformer-based": partial(fit_attention, rounds=1),
-}
+
+def few_rounds() -> dict[str, Fit]:
+    from gpumemnet.training.learners import fit_attention, fit_dense
+
+    return {"mlp-based": partial(fit_dense, rounds=3), "transformer-based": partial(fit_attention, rounds=1)}
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +46,9 @@ class Exported:
 
 
 def exported(samples: Samples, learner: str, folder: Path, seed: int = 4) -> Exported:
+    from gpumemnet.training import shipped_models as make
+    from gpumemnet.training.learners import Learner
+
     found: list[Learned] = []
 
     def noted(*arguments: Any) -> Learned:
@@ -56,7 +56,7 @@ def exported(samples: Samples, learner: str, folder: Path, seed: int = 4) -> Exp
         return found[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(make, "LEARNERS", {learner: Learner(SHORT[learner], 2, 2)})
+        patch.setattr(make, "LEARNERS", {learner: Learner(few_rounds()[learner], 2, 2)})
         patch.setattr(make, "learn", noted)
         file = make.make(samples, learner, folder, seed=seed)
     return Exported(file, found[0], read_facts(file.with_suffix(".json")))
@@ -105,6 +105,8 @@ def test_the_transformer_based_model_gives_the_same_quantiles_in_onnxruntime(
 
 
 def test_trees_have_no_file(mlp_based: Exported) -> None:
+    from gpumemnet.training.export import module_of
+
     learned = type(mlp_based.learned)(**{**vars(mlp_based.learned), "members": Forests([])})
     with pytest.raises(TypeError, match="Forests"):
         module_of(learned)
@@ -114,6 +116,8 @@ def test_trees_have_no_file(mlp_based: Exported) -> None:
 def test_facts_are_written_beside_the_model(
     learner: str, name: str, samples: Samples, request: pytest.FixtureRequest
 ) -> None:
+    from gpumemnet.training import shipped_models as make
+
     written: Exported = request.getfixturevalue(learner)
     path, facts = written.file, written.facts
     assert path.name == f"{name}.onnx"
@@ -141,7 +145,7 @@ def test_the_same_seed_gives_the_same_file(samples: Samples, mlp_based: Exported
 
 
 def test_bounds_of_the_facts_hold_on_rows_that_each_member_left_out(samples: Samples) -> None:
-    learned: Learned = learn(SHORT["mlp-based"], samples, 3, 0, 1)
+    learned: Learned = learn(few_rounds()["mlp-based"], samples, 3, 0, 1)
     for level, factor in learned.factors.items():
         bound = learned.unseen_mib[:, QUANTILES.index(level)] * factor
         # A factor is the ratio of one of the rows, which its product may miss by the last digit.
@@ -149,6 +153,9 @@ def test_bounds_of_the_facts_hold_on_rows_that_each_member_left_out(samples: Sam
 
 
 def test_scores_are_those_of_the_folds_if_there_are_some() -> None:
+    from gpumemnet.training import learners
+    from gpumemnet.training import shipped_models as make
+
     classes = judge(np.array([0, 1, 1]), np.array([0, 1, 0]), 1, merged=False)
     judged = Judged(point="operating", classes=classes, of_split={})
     about = {"data": "mlp", "family": "mlp", "learner": "mlp-based", "protocol": "folds", "rows": 3, "errors": None}
@@ -162,6 +169,8 @@ def test_scores_are_those_of_the_folds_if_there_are_some() -> None:
 
 
 def test_warnings_of_the_exporter_are_hidden_and_errors_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    from gpumemnet.training.export import hushed
+
     log = logging.getLogger("torch.onnx")
     with hushed():
         log.warning("torchvision is not installed")

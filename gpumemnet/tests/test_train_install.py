@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,10 +12,14 @@ from gpumemnet.serving.model import folders
 
 pytest.importorskip("sklearn")
 pytest.importorskip("torch")
-from gpumemnet.training import main as run
+
+if TYPE_CHECKING:
+    from gpumemnet.training import main as run
 
 
 def test_models_go_to_the_users_own_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from gpumemnet.training import main as run
+
     given: list[run.Options] = []
 
     def learn(options: run.Options, _tell: object) -> run.Done:

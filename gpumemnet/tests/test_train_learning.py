@@ -8,23 +8,25 @@ from functools import partial
 import numpy as np
 import pytest
 
-from gpumemnet.training import NAMES, learners
-from gpumemnet.training import published_recipe as published
+from gpumemnet.training import NAMES
 from gpumemnet.training.cross_validation import Answers, Job, answer, by_chance, by_shape, compete
 from gpumemnet.training.ensemble import Fit, at_level, cheapest, conformal, learn
-from gpumemnet.training.graph import fit_graph
-from gpumemnet.training.learners import Learner, fit_attention, fit_dense
 from gpumemnet.training.samples import MEDIAN, QUANTILES, Numbers, Samples, Scale, Wholes
 from gpumemnet.training.trees import fit_boosted, fit_forests
 from gpumemnet_fixtures.training_data import made, threads_as_they_were  # noqa: F401
 
-SHORT: dict[str, Fit] = {
-    "mlp-based": partial(fit_dense, rounds=2),
-    "transformer-based": partial(fit_attention, rounds=1),
-    "graph": partial(fit_graph, rounds=1),
-    "extra-trees": fit_forests,
-    "boosted": fit_boosted,
-}
+
+def few_rounds() -> dict[str, Fit]:
+    from gpumemnet.training.graph import fit_graph
+    from gpumemnet.training.learners import fit_attention, fit_dense
+
+    return {
+        "mlp-based": partial(fit_dense, rounds=2),
+        "transformer-based": partial(fit_attention, rounds=1),
+        "graph": partial(fit_graph, rounds=1),
+        "extra-trees": fit_forests,
+        "boosted": fit_boosted,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,11 @@ def samples() -> Samples:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rounds: how well they learn does not matter here."""
-    monkeypatch.setattr(learners, "LEARNERS", {name: Learner(fit, 2, 2) for name, fit in SHORT.items()})
+    from gpumemnet.training import learners
+    from gpumemnet.training import published_recipe as published
+    from gpumemnet.training.learners import Learner
+
+    monkeypatch.setattr(learners, "LEARNERS", {name: Learner(fit, 2, 2) for name, fit in few_rounds().items()})
     monkeypatch.setattr(published, "learn_published", partial(published.learn_published, rounds=2))
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
-import torch
 
 from gpumemnet.serving.model import Merged, merge
-from gpumemnet.training.attention import Attention
-from gpumemnet.training.fit import Packed, Scaling, ask_layers, batches, pinball, quantiles
-from gpumemnet.training.graph import GraphNet, Graphs, nearest
-from gpumemnet.training.published_recipe import COLUMNS, Mean, columns
 from gpumemnet.training.samples import MEDIAN, QUANTILES, Samples, Scale
 from gpumemnet_fixtures.layer_lists import unmerged
 from gpumemnet_fixtures.training_data import made
+
+if TYPE_CHECKING:
+    from gpumemnet.training.attention import Attention
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +23,10 @@ def samples() -> Samples:
 
 @pytest.fixture(scope="module")
 def net(samples: Samples) -> Attention:
+    import torch
+
+    from gpumemnet.training.attention import Attention
+
     torch.manual_seed(0)
     made_net = Attention(samples.scalars, np.concatenate(samples.tokens), 64.0, blocks=2)
     made_net.eval()
@@ -30,6 +34,8 @@ def net(samples: Samples) -> Attention:
 
 
 def ask(net: Attention, samples: Samples, row: int, layers: Merged, padding: int = 0) -> np.ndarray:
+    import torch
+
     kinds = np.pad(layers.kinds, ((0, padding), (0, 0)))
     tokens = np.pad(layers.tokens, ((0, padding), (0, 0), (0, 0)), constant_values=9.0)
     weights = np.pad(layers.weights, (0, padding))
@@ -40,12 +46,20 @@ def ask(net: Attention, samples: Samples, row: int, layers: Merged, padding: int
 
 
 def test_quantiles_never_cross() -> None:
+    import torch
+
+    from gpumemnet.training.fit import quantiles
+
     raw = torch.randn(200, len(QUANTILES), generator=torch.Generator().manual_seed(0)) * 10
     assert (quantiles(raw).diff(dim=-1) >= 0).all()
     assert torch.equal(quantiles(raw)[:, MEDIAN], raw[:, MEDIAN])
 
 
 def test_the_loss_is_least_at_the_quantiles() -> None:
+    import torch
+
+    from gpumemnet.training.fit import pinball
+
     truth = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
     right = torch.quantile(truth, torch.tensor(QUANTILES))
     least = pinball(right.expand(len(truth), -1), truth)
@@ -57,6 +71,10 @@ def test_the_loss_is_least_at_the_quantiles() -> None:
 
 
 def test_a_constant_column_becomes_zero() -> None:
+    import torch
+
+    from gpumemnet.training.fit import Scaling
+
     scaled = Scaling(np.array([[1, 5], [3, 5]], np.float32))(torch.tensor([[2.0, 7.0], [3.0, 5.0]]))
     assert scaled.tolist() == [[0.0, 0.0], [1.0, 0.0]]
 
@@ -84,6 +102,10 @@ def test_attention_over_merged_layers_is_attention_over_all(net: Attention, samp
 
 
 def test_a_model_is_judged_by_itself_whatever_else_is_in_the_batch(net: Attention, samples: Samples) -> None:
+    import torch
+
+    from gpumemnet.training.fit import Packed, ask_layers
+
     layers, scalars = Packed.of(samples), torch.from_numpy(samples.scalars)
     together = ask_layers(net, scalars, layers).numpy()
     for row in range(len(samples)):
@@ -108,12 +130,20 @@ def test_the_layers_and_their_order_count(net: Attention, samples: Samples) -> N
 
 
 def test_batches_hold_every_row_once(samples: Samples) -> None:
+    import torch
+
+    from gpumemnet.training.fit import Packed, batches
+
     rows = torch.arange(5, 20)
     cut = batches(Packed.of(samples).lengths, rows, 4, torch.Generator().manual_seed(0))
     assert sorted(torch.cat(list(cut)).tolist()) == rows.tolist()
 
 
 def test_graphs_of_a_batch_do_not_touch(samples: Samples) -> None:
+    import torch
+
+    from gpumemnet.training.graph import GraphNet, Graphs
+
     torch.manual_seed(0)
     net = GraphNet(samples.scalars, np.concatenate(samples.tokens)).eval()
     with torch.no_grad():
@@ -123,12 +153,18 @@ def test_graphs_of_a_batch_do_not_touch(samples: Samples) -> None:
 
 
 def test_of_many_sources_the_last_count() -> None:
+    from gpumemnet.training.graph import nearest
+
     edges = np.array([[0, 1, 2, 3, 4, 0, 5], [5, 5, 5, 5, 5, 1, 6]])
     found = nearest(edges, most=2)
     assert sorted(zip(*found.tolist(), strict=True)) == [(0, 1), (3, 5), (4, 5), (5, 6)]
 
 
 def test_edges_count(samples: Samples) -> None:
+    import torch
+
+    from gpumemnet.training.graph import GraphNet, Graphs
+
     torch.manual_seed(0)
     net = GraphNet(samples.scalars, np.concatenate(samples.tokens)).eval()
     without = Samples(**{**vars(samples), "edges": tuple(edge[:, :1] for edge in samples.edges)})
@@ -142,11 +178,15 @@ def test_edges_count(samples: Samples) -> None:
 def test_the_published_recipe_has_the_published_number_of_parameters(
     family: str, classes: int, parameters: int
 ) -> None:
+    from gpumemnet.training.published_recipe import Mean
+
     net = Mean(family, classes)  # type: ignore[arg-type]
     assert sum(one.numel() for one in net.parameters()) == parameters
 
 
 def test_the_published_features_are_unscaled(samples: Samples) -> None:
+    from gpumemnet.training.published_recipe import COLUMNS, columns
+
     found = columns(samples).numpy()
     batch = found[:, COLUMNS["mlp"].index("batch")]
     assert batch.max() > 100

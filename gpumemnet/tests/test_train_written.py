@@ -16,7 +16,6 @@ from carma.errors import PluginError, Refused
 from gpumemnet import directories as folders
 from gpumemnet.serving.model import candidates
 from gpumemnet.serving.model_facts import Facts, digest, read_pair
-from gpumemnet.training.shipped_models import write_pair
 from gpumemnet_fixtures import gpumemnet_models as tiny
 
 # A process with threads warns of forks in newer versions of Python; what is forked here runs no other thread.
@@ -33,6 +32,8 @@ def file(tmp_path: Path) -> Path:
 
 
 def write(facts: Facts, file: Path) -> None:
+    from gpumemnet.training.shipped_models import write_pair
+
     write_pair(facts, GRAPHS[facts.base_mib], file)
 
 

@@ -8,11 +8,10 @@ follows)`, equal layers counted by their weight.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx
 from msgspec.structs import replace
-from onnx import TensorProto, helper, numpy_helper
 
 from carma.trial.layers.description import Described, Layer
 from carma.trial.layers.kinds import INDEX, KINDS
@@ -20,6 +19,9 @@ from gpumemnet import Family
 from gpumemnet.serving.features import FEATURES, PLACE, SETTINGS, TOKEN
 from gpumemnet.serving.model import NEAR
 from gpumemnet.serving.model_facts import Bound, Facts, Kind, LearnedFrom, encode_facts, stem
+
+if TYPE_CHECKING:
+    import onnx
 
 BASE_MIB = 600.0
 QUANTILES = (0.1, 0.5, 0.9)
@@ -57,6 +59,9 @@ def facts(family: Family = "mlp", kind: Kind = "mlp", **changed: object) -> Fact
 
 def save(folder: Path, made: Facts) -> Path:
     """Both files; the one with the facts is given back."""
+    import onnx
+    from onnx import helper
+
     folder.mkdir(parents=True, exist_ok=True)
     graph = _guessing() if made.kind == "mlp" else _summing()
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
@@ -90,18 +95,26 @@ def convolutions(batch: int = 4, kind: str = "Conv2d") -> Described:
 
 
 def _constant(name: str, value: object, kind: type[np.generic]) -> onnx.TensorProto:
+    from onnx import numpy_helper
+
     return numpy_helper.from_array(np.array(value, kind), name)
 
 
 def _inputs() -> list[onnx.ValueInfoProto]:
+    from onnx import TensorProto, helper
+
     return [helper.make_tensor_value_info("scalars", TensorProto.FLOAT, ["n", len(FEATURES)])]
 
 
 def _output() -> list[onnx.ValueInfoProto]:
+    from onnx import TensorProto, helper
+
     return [helper.make_tensor_value_info("quantiles", TensorProto.FLOAT, ["n", len(QUANTILES)])]
 
 
 def _guessing() -> onnx.GraphProto:
+    from onnx import helper
+
     nodes = [
         helper.make_node("Gather", ["scalars", "place"], ["log"], axis=1),
         helper.make_node("Pow", ["two", "log"], ["more"]),
@@ -121,6 +134,8 @@ def _guessing() -> onnx.GraphProto:
 
 def _summing() -> onnx.GraphProto:
     """The scalars take no part but in the shape, so that all inputs are used."""
+    from onnx import TensorProto, helper
+
     inputs = [
         *_inputs(),
         helper.make_tensor_value_info("kinds", TensorProto.INT64, ["n", "l", NEAR]),
@@ -161,6 +176,8 @@ def _summing() -> onnx.GraphProto:
 
 def _counted(where: str, kind: str, mib: str) -> list[onnx.NodeProto]:
     """So many MiB for each layer that has this kind at that place of its three."""
+    from onnx import TensorProto, helper
+
     return [
         helper.make_node("Gather", ["kinds", where], [f"{kind}_there"], axis=2),
         helper.make_node("Equal", [f"{kind}_there", kind], [f"is_{kind}"]),

@@ -1,4 +1,4 @@
-"""Layers as `gpumemnet.merged` gives them, but each for itself: what merging equal ones must be equal to."""
+"""Layers as `gpumemnet.serving.model.merge` returns them, but without merging equal ones, to compare both."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import torch
 
 from carma.trial.layers.description import Described, Layer
 from gpumemnet.training.cross_validation import make_deterministic
@@ -40,6 +39,8 @@ def made(rows: int, seed: int = 0) -> Samples:
 @pytest.fixture(autouse=True)
 def threads_as_they_were() -> Iterator[None]:
     """What `make_deterministic` sets holds for the whole process, where other tests run too."""
+    import torch
+
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     make_deterministic()
     yield
