@@ -13,7 +13,7 @@ from typing import get_args
 
 from carma.errors import CarmaError, NotFound
 from carma.vgpu.device import Device, device_from_environment
-from carma.vgpu.device_state import FaultKind, VirtualGpu, World
+from carma.vgpu.device_state import FaultKind, VirtualGpu, VirtualWorld
 
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
@@ -33,7 +33,7 @@ def clear(device: Device, gpu: str | int | None = None, kind: FaultKind | None =
             found.faults = [fault for fault in found.faults if kind is not None and fault != kind]
 
 
-def _find(world: World, gpu: str | int) -> VirtualGpu:
+def _find(world: VirtualWorld, gpu: str | int) -> VirtualGpu:
     found = world.gpu(str(gpu))
     if found is None:
         raise NotFound(f"there is no virtual GPU {gpu}", f"There are {len(world.gpus)}, counted from 0.")

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from carma.config import Loaded, describe, load_settings
+from carma.config import LoadedSettings, describe, load_settings
 from carma.core.model.settings import Rules
 from carma.core.model.values import ProcessUse, TaskId
 from carma.core.scheduling.decision import Ask
@@ -107,7 +107,9 @@ def test_the_example_decides(policy: Policy) -> None:
 
 
 # -- settings that a policy declares ---------------------------------------------------------------------------------
-def roomy(installed: Path, flags: dict[str, object], environ: dict[str, str] | None = None) -> tuple[int, Loaded]:
+def roomy(
+    installed: Path, flags: dict[str, object], environ: dict[str, str] | None = None
+) -> tuple[int, LoadedSettings]:
     """What the policy keeps free with those settings, on a GPU with 40,000 MiB of room."""
     assert installed
     loaded = load_settings(None, environ or {}, {**flags, "placement.policy": "roomy"})

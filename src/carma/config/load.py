@@ -34,12 +34,12 @@ FLAGS = {
 }
 
 
-class Loaded(NamedTuple):
+class LoadedSettings(NamedTuple):
     settings: Settings
     origins: dict[str, Origin]  # for every setting, by its dotted name
 
 
-class Line(NamedTuple):
+class SettingLine(NamedTuple):
     """A setting with its value, as in `carma config show`."""
 
     name: str
@@ -59,7 +59,9 @@ def settings_of(flags: Mapping[str, object]) -> Settings:
     return load_settings(None, {}, flags).settings
 
 
-def load_settings(paths: Paths | None, environ: Mapping[str, str], flags: Mapping[str, object] | None = None) -> Loaded:
+def load_settings(
+    paths: Paths | None, environ: Mapping[str, str], flags: Mapping[str, object] | None = None
+) -> LoadedSettings:
     """`flags` are values by dotted name; None stands for a flag that was not given."""
     values: dict[str, object] = {}
     origins: dict[str, Origin] = dict.fromkeys(catalogue(), DEFAULT)
@@ -78,15 +80,15 @@ def load_settings(paths: Paths | None, environ: Mapping[str, str], flags: Mappin
             problems.append(f"{place} is not a valid value: it must be {setting.allowed}")
     if problems:
         raise BadSettings("\n".join(problems), "`carma config show --verbose` describes all settings")
-    return Loaded(_build(values, declared), origins)
+    return LoadedSettings(_build(values, declared), origins)
 
 
-def describe(settings: Settings, origins: Mapping[str, Origin]) -> list[Line]:
+def describe(settings: Settings, origins: Mapping[str, Origin]) -> list[SettingLine]:
     """Every setting, in the order of the tree; then those that the policy declares."""
 
-    def line(section: object, setting: Setting) -> Line:
+    def line(section: object, setting: Setting) -> SettingLine:
         value = getattr(section, setting.key)
-        return Line(setting.name, value, origins.get(setting.name, DEFAULT), setting.description)
+        return SettingLine(setting.name, value, origins.get(setting.name, DEFAULT), setting.description)
 
     lines = [line(getattr(settings, setting.section), setting) for setting in catalogue().values()]
     declared = PolicySettings()

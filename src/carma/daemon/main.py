@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from carma.config import Loaded, load_settings
+from carma.config import LoadedSettings, load_settings
 from carma.daemon.startup import home_directory as home
 from carma.paths import Paths, find_paths
 
@@ -49,7 +49,7 @@ def run(
     return 0
 
 
-def _serve(paths: Paths, loaded: Loaded, ready: Callable[[], None], *, new_database: bool) -> int:
+def _serve(paths: Paths, loaded: LoadedSettings, ready: Callable[[], None], *, new_database: bool) -> int:
     home.start_logging(loaded.settings)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     from carma.daemon.server import serve

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from carma import __version__, cgroups
 from carma.cgroups import Cgroups
-from carma.config import Loaded, Settings
+from carma.config import LoadedSettings, Settings
 from carma.core.model.settings import Sharing, sampled_every
 from carma.core.model.units import show_count
 from carma.core.model.values import Gpu
@@ -66,7 +66,7 @@ class DaemonParts(NamedTuple):
     replayed: ReplayedLog
 
 
-async def serve(paths: Paths, loaded: Loaded, store: SqliteStore, ready: Callable[[], None]) -> int:
+async def serve(paths: Paths, loaded: LoadedSettings, store: SqliteStore, ready: Callable[[], None]) -> int:
     """Until the daemon is told to stop. Raises the error that ended it."""
     asyncio.get_running_loop().set_exception_handler(ErrorLog())
     parts = _build(paths, loaded, store)
@@ -194,7 +194,7 @@ def check_listed(names: Sequence[str], gpus: Sequence[Gpu]) -> None:
         )
 
 
-def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> DaemonParts:
+def _build(paths: Paths, loaded: LoadedSettings, store: SqliteStore) -> DaemonParts:
     settings = loaded.settings
     policy = load_policy(settings.placement.policy, settings.plugins)
     source = open_gpus(settings, paths)
@@ -220,7 +220,7 @@ def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> DaemonParts:
     return DaemonParts(shell, loop, launcher, estimates, probes, store, replayed)
 
 
-def _make_launcher(paths: Paths, loaded: Loaded, source: GpuSource, gpus: Sequence[Gpu]) -> ProcessLauncher:
+def _make_launcher(paths: Paths, loaded: LoadedSettings, source: GpuSource, gpus: Sequence[Gpu]) -> ProcessLauncher:
     settings = loaded.settings
     as_submitter = _as_submitter(loaded)
     servers = MpsServers(paths.state_dir / "mps", open_to_users=as_submitter)
@@ -257,7 +257,7 @@ def _make_estimates(shell: Shell, source: GpuSource, gpus: tuple[Gpu, ...]) -> E
     )
 
 
-def _as_submitter(loaded: Loaded) -> bool:
+def _as_submitter(loaded: LoadedSettings) -> bool:
     """Whether tasks run under their submitter's account."""
     wanted = loaded.settings.launch.run_as_submitter
     root = os.geteuid() == 0

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from carma.config import Loaded
+from carma.config import LoadedSettings
 from carma.core.model.events import Durable, Transient
 from carma.core.model.task import Task
 from carma.core.model.values import TaskId
@@ -57,7 +57,7 @@ class Shell:
         sequence: int,
         store: StoreAndArchive,
         clock: SteadyClock,
-        loaded: Loaded,
+        loaded: LoadedSettings,
         paths: Paths,
     ) -> None:
         self.state = state

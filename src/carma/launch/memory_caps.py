@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from carma.core.model.values import Frameworks, Gpu, Guard, Record
 from carma.core.ports import LaunchOrder
-from carma.launch.torch_options import FRACTION, Options, has_fraction
+from carma.launch.torch_options import FRACTION, AllocatorOptions, has_fraction
 
 TORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 JAX_FRACTIONS = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")  # the first is known to all versions
@@ -123,7 +123,7 @@ def _torch(own: dict[str, str], found: Frameworks, share: Share) -> Capped:
         return Capped(note=f"{named} runs without its allocator (PYTORCH_NO_CUDA_MEMORY_CACHING), so it has no limit")
     if note := _set_by_command(found, TORCH_VARIABLES):
         return Capped(note=note)
-    options = {name: Options.read(own.get(name) or _other(own, name)) for name in TORCH_VARIABLES}
+    options = {name: AllocatorOptions.read(own.get(name) or _other(own, name)) for name in TORCH_VARIABLES}
     if any(option.value("backend") not in (None, "native") for option in options.values()):
         return Capped(note=f"{named} uses an allocator chosen by its user, which has no limit")
     theirs = options[TORCH_VARIABLES[0]].number(FRACTION)  # the variable that the allocator reads first

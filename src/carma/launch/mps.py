@@ -26,7 +26,7 @@ import msgspec
 from carma import procfs
 from carma.core.model.values import Owner
 from carma.launch import attempt_records as records
-from carma.launch.mps_control import CONTROL, Control, Identity, MpsFailed, find_program
+from carma.launch.mps_control import CONTROL, Control, MpsFailed, ProcessIdentity, find_program
 
 IDLE_S = 60.0  # without an attempt that needs it
 RETRY_S = 60.0  # before a user's MPS that could not be started is tried again
@@ -49,25 +49,27 @@ class MpsRecord(msgspec.Struct, frozen=True):
     uid: int
     gid: int
     name: str
-    control: Identity
-    servers: tuple[Identity, ...]
+    control: ProcessIdentity
+    servers: tuple[ProcessIdentity, ...]
 
 
 class UserMps:
     """The control daemon of one user, its servers, and the servers that it lost."""
 
-    def __init__(self, name: str, control: Control, daemon: Identity, servers: Collection[Identity]) -> None:
+    def __init__(
+        self, name: str, control: Control, daemon: ProcessIdentity, servers: Collection[ProcessIdentity]
+    ) -> None:
         self.name = name
         self.control = control
         self.daemon = daemon
-        self.servers: dict[Identity, float] = dict.fromkeys(servers, NEVER)  # when last seen alive
+        self.servers: dict[ProcessIdentity, float] = dict.fromkeys(servers, NEVER)  # when last seen alive
         self.losses: list[ServerLoss] = []
         self.needed_s = time.monotonic()
         self.searched_s = NEVER
-        self.stopping: Stopping | None = None
+        self.stopping: MpsStop | None = None
 
     @property
-    def processes(self) -> list[Identity]:
+    def processes(self) -> list[ProcessIdentity]:
         return [one for one in (self.daemon, *self.servers) if one.alive]
 
     @property
@@ -94,7 +96,7 @@ class UserMps:
         return any(one.noticed_at >= started_at and one.alive_at <= ended_at for one in self.losses)
 
 
-class Stopping:
+class MpsStop:
     """A stop in progress: `quit`, then SIGTERM, then SIGKILL. Nothing waits for it."""
 
     def __init__(self, mps: UserMps) -> None:
@@ -181,7 +183,7 @@ class MpsServers:
         try:
             mps.servers[mps.control.start_server()] = time.time()
         except MpsFailed:
-            mps.stopping = Stopping(mps)
+            mps.stopping = MpsStop(mps)
             raise
         self._write(mps)
 
@@ -248,7 +250,7 @@ class MpsServers:
             if name in needed:
                 mps.needed_s = time.monotonic()
             elif mps.stopping is None and time.monotonic() - mps.needed_s >= self._idle_s:
-                mps.stopping = Stopping(mps)
+                mps.stopping = MpsStop(mps)
             if mps.stopping is not None and name not in needed and mps.stopping.go_on():
                 self._remove(name)
 

@@ -42,7 +42,7 @@ class MpsFailed(Exception):
     """MPS cannot be used; the text is a phrase for users."""
 
 
-class Identity(msgspec.Struct, frozen=True):
+class ProcessIdentity(msgspec.Struct, frozen=True):
     """A process by pid and start time: pids are reused."""
 
     pid: int
@@ -64,7 +64,7 @@ class Control:
     def client_variables(self) -> dict[str, str]:
         return {PIPE_VARIABLE: self.directory, LOG_VARIABLE: os.path.join(self.directory, LOG_DIRECTORY)}
 
-    def start(self) -> Identity:
+    def start(self) -> ProcessIdentity:
         """A new control daemon. Raises MpsFailed."""
         self._make_directory()
         deadline_s = time.monotonic() + START_LIMIT_S
@@ -91,7 +91,7 @@ class Control:
         except OSError as error:
             raise MpsFailed(f"cannot make {self.directory}: {error.strerror}") from error
 
-    def start_server(self) -> Identity:
+    def start_server(self) -> ProcessIdentity:
         """Start a server before the first client needs it: a control daemon whose servers cannot start appears to work,
         and every client of it fails. Raises MpsFailed."""
         deadline_s = time.monotonic() + SERVER_LIMIT_S
@@ -103,7 +103,7 @@ class Control:
             raise MpsFailed(f"no MPS server could be started{_quoted(output or self._last_log())}")
         return found
 
-    def _ready_server(self, deadline_s: float) -> Identity | None:
+    def _ready_server(self, deadline_s: float) -> ProcessIdentity | None:
         """One that the control daemon lists, that runs, and that is ready. Older control daemons do not know the query
         for its status; then a running server suffices."""
         for word in self._query("get_server_list\n", deadline_s).split():
@@ -118,22 +118,22 @@ class Control:
         left_s = max(LAST_QUERY_S, deadline_s - time.monotonic())
         return self._run([], command, min(QUERY_LIMIT_S, left_s))[1]
 
-    def find(self) -> Identity | None:
+    def find(self) -> ProcessIdentity | None:
         """The process that the pid file names, if it is a living control daemon of this user."""
         return self._identify(read_foreign(self.directory, f"{CONTROL}.pid", self.owner.uid).strip(), CONTROL)
 
-    def children(self, control: Identity) -> tuple[Identity, ...]:
+    def children(self, control: ProcessIdentity) -> tuple[ProcessIdentity, ...]:
         """Its servers, found among all processes."""
         pids = (one.pid for one in procfs.processes().values() if one.parent == control.pid and not one.ended)
         found = (self._identify(str(pid), SERVER) for pid in pids)
         return tuple(one for one in found if one is not None)
 
-    def _identify(self, pid: str, name: str) -> Identity | None:
+    def _identify(self, pid: str, name: str) -> ProcessIdentity | None:
         """The living process of this user with that pid and that program's name."""
         one = procfs.process(int(pid)) if pid.isascii() and pid.isdigit() else None
         if one is None or one.ended or real_uid(one.pid) != self.owner.uid or not runs(one.pid, name):
             return None
-        return Identity(one.pid, one.start_ticks)
+        return ProcessIdentity(one.pid, one.start_ticks)
 
     def begin_quit(self) -> subprocess.Popen[bytes] | None:
         """Send `quit` and do not wait; None if the program cannot be started."""
@@ -197,7 +197,7 @@ def _groups_of(owner: Owner) -> list[int]:
         return [owner.gid]
 
 
-def _until(search: Callable[[], Identity | None], deadline_s: float) -> Identity | None:
+def _until(search: Callable[[], ProcessIdentity | None], deadline_s: float) -> ProcessIdentity | None:
     while (found := search()) is None and time.monotonic() <= deadline_s:
         time.sleep(PAUSE_S)
     return found

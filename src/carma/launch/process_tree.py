@@ -21,14 +21,14 @@ from carma.procfs import Process
 TOKEN_VARIABLE = "CARMA_LAUNCH"
 KILL_ROUNDS = 20  # enough for anything but a fork bomb; a repeated request goes on
 
-Identity = tuple[int, int]  # pid and start time
+ProcessIdentity = tuple[int, int]  # pid and start time
 Table = dict[int, Process]
 
 
 class ProcessTrees:
     def __init__(self, groups: AttemptCgroups | None = None) -> None:
         self._groups = groups
-        self._tokens: dict[Identity, str] = {}  # of processes that belong to no attempt by descent
+        self._tokens: dict[ProcessIdentity, str] = {}  # of processes that belong to no attempt by descent
 
     def members(self, known: Mapping[AttemptKey, Started]) -> dict[int, AttemptKey]:
         """The living processes of those attempts; /proc is read once for all of them."""
@@ -63,7 +63,7 @@ class ProcessTrees:
     def signal(self, key: AttemptKey, started: Started, number: int) -> None:
         """From the root down, so that a shell does not go on to its next command. SIGKILL is repeated until no new
         process appears. Other signals are sent once: a program may answer them by starting a clean-up process."""
-        signalled: set[Identity] = set()
+        signalled: set[ProcessIdentity] = set()
         runner = started.runner
         if number == signal.SIGKILL and self._groups is not None and not procfs.alive(runner.pid, runner.start_ticks):
             self._groups.kill(key)
@@ -77,7 +77,7 @@ class ProcessTrees:
                 procfs.send(one.pid, one.start_ticks, number)
                 signalled.add((one.pid, one.start_ticks))
 
-    def listeners(self, key: AttemptKey, started: Started, number: int) -> list[Identity]:
+    def listeners(self, key: AttemptKey, started: Started, number: int) -> list[ProcessIdentity]:
         """Processes that have a handler for the signal and no ancestor that has one. A shell around the program has no
         handler and would be ended by the signal. A data loader's workers inherit the handler, but not the work."""
         table = procfs.processes()

@@ -70,7 +70,7 @@ def main() -> int:
     except OSError as error:
         print(f"cannot claim {directory}: {error}", file=sys.stderr)
         return NO_SPACE
-    return 0 if Attempt(path, order).run() else 1
+    return 0 if SupervisedAttempt(path, order).run() else 1
 
 
 def read_order() -> dict[str, Any] | None:
@@ -113,7 +113,7 @@ def start_ticks(pid: int) -> int:
     return found.start_ticks if found is not None else 0
 
 
-class Attempt:
+class SupervisedAttempt:
     def __init__(self, path: str, order: dict[str, Any]) -> None:
         self.path = path
         self.order = order
@@ -164,7 +164,7 @@ class Attempt:
             if fd is not None:
                 os.close(fd)
         try:
-            starting = Starting(self, ours)
+            starting = StartReports(self, ours)
             ready = starting.until_ready()
             if ready is not None:
                 self.readers = ready
@@ -298,10 +298,10 @@ class Attempt:
         return records.write_patiently(self.path + records.EXIT, record, EXIT_LIMIT_S)
 
 
-class Starting:
+class StartReports:
     """Receives the reports of a child that becomes the command, until the start-up deadline."""
 
-    def __init__(self, attempt: Attempt, end: _socket.socket) -> None:
+    def __init__(self, attempt: SupervisedAttempt, end: _socket.socket) -> None:
         self._attempt = attempt
         self._end = end
         self._limit_s: float = attempt.order["start_timeout_s"]

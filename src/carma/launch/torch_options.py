@@ -1,7 +1,7 @@
 """PyTorch's allocator options (`a:1,b:[64:8,>:1]`), split as its own tokeniser does, with a memory limit added.
 
 The submitter's options stay as they are, character by character; only a memory fraction is replaced by a smaller one.
-Options that cannot be read stay too: PyTorch refuses them with its usual message.
+AllocatorOptions that cannot be read stay too: PyTorch refuses them with its usual message.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def has_fraction(version: str) -> bool:
     return release > _FIRST or (release == _FIRST and not _PRERELEASE.match(match["rest"]))
 
 
-class Options(Record, frozen=True):
+class AllocatorOptions(Record, frozen=True):
     """The options in order, unchanged."""
 
     items: tuple[str, ...]
 
     @classmethod
-    def read(cls, text: str) -> Options:
+    def read(cls, text: str) -> AllocatorOptions:
         return cls(tuple(item for item in _split(text) if item.strip()))
 
     def value(self, key: str) -> str | None:

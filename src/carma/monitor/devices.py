@@ -53,7 +53,7 @@ class Environment(NamedTuple):
 
 
 @dataclass(slots=True)
-class Device:
+class GpuDevice:
     """A GPU with its handle. The handle is valid as long as the driver; the UUID is permanent."""
 
     nvml: Nvml
@@ -103,7 +103,7 @@ class Device:
 class Devices:
     """`answering` are the cards that could be read completely; `problems` name the ones that tasks cannot use."""
 
-    found: list[Device] = field(default_factory=list)
+    found: list[GpuDevice] = field(default_factory=list)
     answering: set[GpuId] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
 
@@ -177,7 +177,7 @@ def _add(nvml: Nvml, index: int, found: _Found, environment: Environment, device
         devices.found.append(device)
 
 
-def _device(nvml: Nvml, index: int, found: _Found, environment: Environment) -> Device | None:
+def _device(nvml: Nvml, index: int, found: _Found, environment: Environment) -> GpuDevice | None:
     handle, place, monotonic = found.handle, found.place, environment.monotonic
     uuid = place.card if place.instance is None else ask(nvml, "nvmlDeviceGetUUID", handle)
     version = _memory_version(nvml, handle)
@@ -196,7 +196,7 @@ def _device(nvml: Nvml, index: int, found: _Found, environment: Environment) -> 
     )
     names, own_pid = environment.process_name, environment.own_pid
     processes = listing.ProcessList(nvml, handle, monotonic, name=names, own_pid=own_pid) if can.processes else None
-    return Device(
+    return GpuDevice(
         nvml=nvml,
         gpu=gpu,
         handle=handle,

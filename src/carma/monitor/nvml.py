@@ -18,7 +18,7 @@ from carma.errors import NoGpus
 from carma.monitor import namespaces
 from carma.monitor import process_listing as listing
 from carma.monitor.dcgm_thread import DcgmReader, DcgmThread
-from carma.monitor.devices import Device, Devices, Environment, find
+from carma.monitor.devices import Devices, Environment, GpuDevice, find
 from carma.monitor.gpm import ENGINE_S
 from carma.monitor.gpu_faults import Code, DriverGone, GpuLost, Nvml, ask, code_of
 from carma.monitor.query_intervals import BackOff
@@ -26,7 +26,7 @@ from carma.monitor.query_intervals import BackOff
 _WORSE_THAN_DCGM = ("processes", "nvml")
 _HINT = "Without a GPU, try virtual ones: carma up --virtual-gpus 4. With one, check that the NVIDIA driver is loaded."
 
-Read = Callable[[Device, float], GpuSample]
+Read = Callable[[GpuDevice, float], GpuSample]
 
 
 class NvmlSampler:
@@ -47,7 +47,7 @@ class NvmlSampler:
         self._environment = Environment(monotonic, process_name, own_pid, engine_s)
         self._dcgm = dcgm
         self._known: dict[GpuId, tuple[Gpu, GpuId]] = {}  # the GPU and its card
-        self._devices: dict[GpuId, Device] = {}
+        self._devices: dict[GpuId, GpuDevice] = {}
         self._problems: tuple[str, ...] = ()
         self._down: str | None = None  # why NVML is not open
         self._closed = False
@@ -88,7 +88,7 @@ class NvmlSampler:
         if self._down is not None and self._driver_retry.due(self._monotonic()):
             self._reopen()
         self._use_dcgm()
-        samples = self._read_all([gpu.id for gpu in self.gpus()], at, Device.sample)
+        samples = self._read_all([gpu.id for gpu in self.gpus()], at, GpuDevice.sample)
         if self._down is None:
             self._retry_lost(samples)
         return samples
@@ -97,7 +97,7 @@ class NvmlSampler:
         """Only notices that the driver has gone; `sample` opens it again."""
         if self._closed:
             return _faulty(gpus, at, "the sampler is closed")
-        return self._read_all(gpus, at, Device.sample_memory)
+        return self._read_all(gpus, at, GpuDevice.sample_memory)
 
     def close(self) -> None:
         if not self._closed:

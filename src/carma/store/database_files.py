@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from carma.store.schema import check, migrate
-from carma.store.store_errors import Identity, empty, identity, missing, outdated
+from carma.store.store_errors import FileIdentity, empty, identity, missing, outdated
 
 _RECORD = "{:020d} {:020d} {:020d}\n"  # of fixed length, so that each write replaces the previous one
 
@@ -38,7 +38,7 @@ def record_of(path: Path) -> Path:
 
 class LastEvent(NamedTuple):
     sequence: int
-    file: Identity
+    file: FileIdentity
 
 
 class LastEventRecord:

@@ -45,9 +45,7 @@ class Parts:
     """The values of stored tasks. Only the writer's thread changes it; every thread may call `shared`."""
 
     def __init__(self) -> None:
-        self._by_object: dict[
-            int, tuple[Value, SharedValue]
-        ] = {}  # by id(value), valid while it is referenced here
+        self._by_object: dict[int, tuple[Value, SharedValue]] = {}  # by id(value), valid while it is referenced here
         self._by_digest: dict[str, SharedValue] = {}
 
     def __contains__(self, digest: str) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from carma.errors import StoreError
 
-Identity = tuple[int, int]  # device and inode of a file
+FileIdentity = tuple[int, int]  # device and inode of a file
 
 FRESH = "`carma up --new-database` starts with an empty database and keeps the old files under another name."
 _KEEP = f"The file is unchanged. Restore a backup; or {FRESH}"
@@ -22,7 +22,7 @@ _BUSY = "Another program has it open for writing; close that program and try aga
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def identity(path: Path) -> Identity | None:
+def identity(path: Path) -> FileIdentity | None:
     """The file that has this name now; None if there is none. Raises OSError if that cannot be determined."""
     try:
         found = path.stat()

@@ -21,12 +21,12 @@ import msgspec
 from carma import procfs
 from carma.core.model.values import Demand
 from carma.errors import StoreError, Usage
-from carma.vgpu.device_state import VERSION, VirtualGpu, VirtualProcess, World, advance
+from carma.vgpu.device_state import VERSION, VirtualGpu, VirtualProcess, VirtualWorld, advance
 
 DIRECTORY_VARIABLE = "CARMA_VGPU_DIR"
 LIMIT_VARIABLE = "CARMA_VGPU_LIMIT_MIB"  # memory limit of one process on each of its GPUs
 _STATE, _NEXT, _LOCK = "state.json", "state.next", "lock"
-_DECODER = msgspec.json.Decoder(World)
+_DECODER = msgspec.json.Decoder(VirtualWorld)
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -83,14 +83,14 @@ class Device:
         self.directory = directory
         self._state = os.path.join(directory, _STATE)
 
-    def read(self) -> World:
+    def read(self) -> VirtualWorld:
         """The state now; the caller owns the copy."""
         world = self._read()
         advance(world, world.virtual_s(time.monotonic()))
         return world
 
     @contextmanager
-    def changing(self) -> Iterator[World]:
+    def changing(self) -> Iterator[VirtualWorld]:
         """The state now, without ended processes. The changes of the block are written unless it raises."""
         with self._locked():
             world = self.read()
@@ -98,7 +98,7 @@ class Device:
             yield world
             self._write(world)
 
-    def start(self, world: World) -> None:
+    def start(self, world: VirtualWorld) -> None:
         """Write a new world; it replaces an existing one."""
         with self._locked():
             self._write(world)
@@ -119,7 +119,7 @@ class Device:
         finally:
             os.close(lock)
 
-    def _read(self) -> World:
+    def _read(self) -> VirtualWorld:
         try:
             file = os.open(self._state, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
@@ -134,7 +134,7 @@ class Device:
             raise StoreError(f"{self._state} is of version {world.version}; this program knows {VERSION}", "Remove it.")
         return world
 
-    def _write(self, world: World) -> None:
+    def _write(self, world: VirtualWorld) -> None:
         path = os.path.join(self.directory, _NEXT)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with suppress(FileNotFoundError):
@@ -174,7 +174,7 @@ def device_from_environment() -> Device:
     return Device(directory)
 
 
-def allocate(world: World, process: VirtualProcess, more_mib: int, limit_mib: int | None = None) -> None:
+def allocate(world: VirtualWorld, process: VirtualProcess, more_mib: int, limit_mib: int | None = None) -> None:
     """Allocate more memory on each of the process's GPUs. Raises OutOfDeviceMemory."""
     for index in process.gpus:
         gpu = world.gpus[index]
@@ -185,7 +185,7 @@ def allocate(world: World, process: VirtualProcess, more_mib: int, limit_mib: in
     process.memory_mib += more_mib
 
 
-def join(world: World, gpus: list[int], demand: Demand, wanted_s: float | None, name: str) -> VirtualProcess:
+def join(world: VirtualWorld, gpus: list[int], demand: Demand, wanted_s: float | None, name: str) -> VirtualProcess:
     """Add this OS process, without memory yet."""
     me = procfs.process(os.getpid())
     if me is None:
@@ -203,13 +203,13 @@ def join(world: World, gpus: list[int], demand: Demand, wanted_s: float | None, 
     return process
 
 
-def leave(world: World, process: VirtualProcess) -> None:
+def leave(world: VirtualWorld, process: VirtualProcess) -> None:
     world.processes = [
         one for one in world.processes if (one.pid, one.start_ticks) != (process.pid, process.start_ticks)
     ]
 
 
-def reap(world: World) -> bool:
+def reap(world: VirtualWorld) -> bool:
     """Remove processes that have ended, as a driver does with their contexts; True if there were any."""
     living = [process for process in world.processes if alive(process)]
     gone = len(living) != len(world.processes)

@@ -62,7 +62,7 @@ class VirtualProcess(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return self.demand if not self.working or index in self.gpus[: self.working] else UNUSED
 
 
-class World(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class VirtualWorld(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The whole state file. Virtual time `at_s` counts from the world's creation."""
 
     version: int = VERSION
@@ -95,7 +95,7 @@ class World(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 Progress = list[tuple[VirtualProcess, float]]
 
 
-def progress(world: World) -> Progress:
+def progress(world: VirtualWorld) -> Progress:
     """Every process with its rate now: that of the slowest of its GPUs; 0 on a lost GPU and at its end."""
     rates = {id(process): 0.0 if process.done else 1.0 for process in world.processes}
     for gpu in world.gpus:
@@ -109,7 +109,7 @@ def progress(world: World) -> Progress:
     return [(process, rates[id(process)]) for process in world.processes]
 
 
-def advance(world: World, to_s: float) -> None:
+def advance(world: VirtualWorld, to_s: float) -> None:
     """Integrate progress and energy up to `to_s`, stopping at the end of each process. Time never goes back."""
     while world.at_s < to_s:
         moving = progress(world)
@@ -123,7 +123,7 @@ def advance(world: World, to_s: float) -> None:
         world.at_s = world.at_s + span_s if ending else to_s
 
 
-def until_change_s(world: World, process: VirtualProcess) -> float | None:
+def until_change_s(world: VirtualWorld, process: VirtualProcess) -> float | None:
     """Virtual seconds until the first end among the processes that share a GPU with this one, itself included."""
     others = [(other, rate) for other, rate in progress(world) if not set(other.gpus).isdisjoint(process.gpus)]
     span_s, ending = _next_end(others, float("inf"))

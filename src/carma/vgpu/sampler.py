@@ -14,7 +14,7 @@ from carma.core.model.values import Activity, Capabilities, Gpu, GpuId, GpuSampl
 from carma.core.scheduling.sharing_model import engine_shown
 from carma.errors import CarmaError
 from carma.vgpu.device import Device, reap
-from carma.vgpu.device_state import Progress, VirtualGpu, World, load_now, power_w, progress
+from carma.vgpu.device_state import Progress, VirtualGpu, VirtualWorld, load_now, power_w, progress
 
 _CAPABILITIES = Capabilities(
     metrics=("sm_active", "sm_occupancy", "dram_active", "gr_active"),
@@ -32,7 +32,7 @@ class VirtualSampler:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._gpus = tuple(_gpu(gpu) for gpu in device.read().gpus)
-        self._before: World | None = None
+        self._before: VirtualWorld | None = None
 
     def gpus(self) -> tuple[Gpu, ...]:
         return self._gpus
@@ -58,7 +58,7 @@ class VirtualSampler:
     def close(self) -> None:
         self._before = None
 
-    def _read(self) -> World:
+    def _read(self) -> VirtualWorld:
         """Takes the lock only to remove a process that has ended."""
         world = self._device.read()
         if not reap(world):
@@ -82,7 +82,7 @@ def _gpu(gpu: VirtualGpu) -> Gpu:
     )
 
 
-def _memory_sample(world: World, gpu_id: GpuId, at: float) -> GpuSample:
+def _memory_sample(world: VirtualWorld, gpu_id: GpuId, at: float) -> GpuSample:
     gpu = world.gpu(gpu_id)
     if gpu is None or gpu.lost:
         return GpuSample(gpu=gpu_id, at=at, fault=_LOST)
@@ -91,7 +91,7 @@ def _memory_sample(world: World, gpu_id: GpuId, at: float) -> GpuSample:
     return GpuSample(gpu=gpu_id, at=at, memory_used_mib=world.used_mib(gpu.index), processes=processes)
 
 
-def _sample(world: World, before: World | None, moving: Progress, gpu_id: GpuId, at: float) -> GpuSample:
+def _sample(world: VirtualWorld, before: VirtualWorld | None, moving: Progress, gpu_id: GpuId, at: float) -> GpuSample:
     memory, gpu = _memory_sample(world, gpu_id, at), world.gpu(gpu_id)
     if gpu is None or gpu.lost:
         return memory
@@ -105,7 +105,9 @@ def _sample(world: World, before: World | None, moving: Progress, gpu_id: GpuId,
     return replace(memory, activity=activity, gpu_util=util, power_w=watts, energy_j=gpu.energy_j)
 
 
-def _load(world: World, before: World | None, gpu: VirtualGpu, moving: Progress) -> tuple[Activity, float, float]:
+def _load(
+    world: VirtualWorld, before: VirtualWorld | None, gpu: VirtualGpu, moving: Progress
+) -> tuple[Activity, float, float]:
     """Activity, coarse utilisation and watts: means since `before`, or of the moment."""
     engine = _engine(gpu, moving)
     then = before.gpu(gpu.id) if before is not None else None
@@ -129,7 +131,9 @@ def _engine(gpu: VirtualGpu, moving: Progress) -> float:
     return _share(engine_shown([demand for demand, _ in busy], [rate for _, rate in busy]))
 
 
-def _process_activity(world: World, before: World | None, gpu: VirtualGpu, moving: Progress) -> list[float]:
+def _process_activity(
+    world: VirtualWorld, before: VirtualWorld | None, gpu: VirtualGpu, moving: Progress
+) -> list[float]:
     """The SM activity of each process on the GPU: the mean since `before`, or of the moment."""
     found = []
     for process, rate in moving:

@@ -17,7 +17,7 @@ from carma.core.model.values import Confinement, Guard
 from carma.core.ports import Arranged, LaunchOrder
 from carma.errors import BadSettings, StoreError
 from carma.vgpu.device import LIMIT_VARIABLE, Device, reap, share_lock
-from carma.vgpu.device_state import VirtualGpu, World, advance
+from carma.vgpu.device_state import VirtualGpu, VirtualWorld, advance
 
 
 def create(
@@ -40,7 +40,7 @@ def create(
     name = name or default_name(memory_mib)
     cards = [VirtualGpu(id=gpu_uuid(index), index=index, name=name, memory_mib=memory_mib) for index in range(gpus)]
     now_s, boot = time.monotonic(), procfs.boot_id()
-    world = World(boot=boot, origin_s=now_s, epoch_s=time.time(), speed=speed, shared=shared, gpus=cards)
+    world = VirtualWorld(boot=boot, origin_s=now_s, epoch_s=time.time(), speed=speed, shared=shared, gpus=cards)
     os.makedirs(directory, exist_ok=True)
     os.chmod(directory, 0o777 if shared else 0o700)
     if shared:
@@ -128,7 +128,7 @@ def default_name(memory_mib: int) -> str:
     return f"Virtual GPU {memory_mib / 1024:g} GiB" if memory_mib >= 1024 else f"Virtual GPU {memory_mib} MiB"
 
 
-def _rebase(world: World, speed: float) -> None:
+def _rebase(world: VirtualWorld, speed: float) -> None:
     """Change the speed from now on, without a jump of the time."""
     if world.boot == procfs.boot_id():
         advance(world, world.virtual_s(time.monotonic()))

@@ -31,7 +31,7 @@ from carma.vgpu.device import (
     join,
     leave,
 )
-from carma.vgpu.device_state import IDLE, VirtualProcess, World, until_change_s
+from carma.vgpu.device_state import IDLE, VirtualProcess, VirtualWorld, until_change_s
 
 SAVED = 3  # exit code of a task that saved: its work is not done
 _STEPS = 5  # number of allocations over the ramp
@@ -42,7 +42,7 @@ _FAST = 20.0  # from this speed on the shorter one
 Steps = tuple[tuple[float, int], ...]  # allocations in order: progress in seconds, MiB
 
 
-class _Saved(Exception):
+class _ProgressSaved(Exception):
     """It has saved on request; the text is its progress."""
 
 
@@ -50,14 +50,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.ignore_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    checkpoint = Checkpoint(options.save) if options.save else None
+    checkpoint = SavedProgress(options.save) if options.save else None
     try:
         device = device_from_environment()
         world = device.read()
         gpus = visible_gpus(world, os.environ.get("CUDA_VISIBLE_DEVICES"))
         time.sleep(options.start_s / world.speed)
-        return _Run(device, options, gpus, checkpoint).go()
-    except _Saved as saved:
+        return _VirtualRun(device, options, gpus, checkpoint).go()
+    except _ProgressSaved as saved:
         print(saved, flush=True)
         return SAVED
     except CarmaError as error:
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 1
 
 
-def visible_gpus(world: World, variable: str | None) -> list[int]:
+def visible_gpus(world: VirtualWorld, variable: str | None) -> list[int]:
     """The indices of the GPUs that CUDA_VISIBLE_DEVICES names, in its order."""
     hint = "CARMA sets it for each attempt; by hand, give the UUIDs that `carma gpus` shows, with commas."
     names = [name.strip() for name in (variable or "").split(",") if name.strip()]
@@ -93,7 +93,7 @@ def limit_mib() -> int | None:
     return int(text) if text else None
 
 
-class Checkpoint:
+class SavedProgress:
     """The seconds of work that are done, in a file; and whether saving was requested."""
 
     def __init__(self, file: str) -> None:
@@ -117,11 +117,11 @@ class Checkpoint:
         return done_s
 
 
-class _Run:
+class _VirtualRun:
     """One run: enter, allocate memory in steps, wait until the work is done, leave."""
 
     def __init__(
-        self, device: Device, options: argparse.Namespace, gpus: list[int], checkpoint: Checkpoint | None
+        self, device: Device, options: argparse.Namespace, gpus: list[int], checkpoint: SavedProgress | None
     ) -> None:
         self.device, self.options, self.gpus, self.limit_mib = device, options, gpus, limit_mib()
         self.steps = ramp_of(options) if options.gate else (*ramp_of(options), *growth_of(options))
@@ -167,7 +167,7 @@ class _Run:
         """Progress before the gate opens is not part of the work."""
         if self.checkpoint is not None and self.checkpoint.requested:
             done_s = self.checkpoint.write(0.0 if self.opened_s is None else me.progress_s - self.opened_s)
-            raise _Saved(f"saved: {done_s:.1f} s of work are done")
+            raise _ProgressSaved(f"saved: {done_s:.1f} s of work are done")
 
     def _enter(self) -> VirtualProcess:
         asked = self.options
@@ -191,7 +191,7 @@ class _Run:
         self.steps += tuple((me.progress_s + at_s, mib) for at_s, mib in growth_of(self.options))
         return me
 
-    def _allocate(self, world: World, me: VirtualProcess) -> None:
+    def _allocate(self, world: VirtualWorld, me: VirtualProcess) -> None:
         """The steps that are due. After a failure only the steps before it are written."""
         for _, more_mib in self.steps[self.taken : self._due(me.progress_s)]:
             allocate(world, me, more_mib, self.limit_mib)
@@ -200,7 +200,7 @@ class _Run:
     def _due(self, progress_s: float) -> int:
         return sum(at_s <= progress_s for at_s, _ in self.steps)
 
-    def _read(self) -> World:
+    def _read(self) -> VirtualWorld:
         """Takes the lock only if a neighbour has ended."""
         world = self.device.read()
         if all(alive(other) for index in self.gpus for other in world.on(index)):
@@ -208,14 +208,14 @@ class _Run:
         with self.device.changing() as world:
             return world
 
-    def _mine(self, world: World, me: VirtualProcess) -> VirtualProcess:
+    def _mine(self, world: VirtualWorld, me: VirtualProcess) -> VirtualProcess:
         self._usable(world)
         found = world.process(me.pid, me.start_ticks)
         if found is None:  # the world was replaced
             raise DeviceLost
         return found
 
-    def _usable(self, world: World) -> list[str]:
+    def _usable(self, world: VirtualWorld) -> list[str]:
         found = [gpu for gpu in world.gpus if gpu.index in self.gpus]
         if len(found) < len(self.gpus) or any(gpu.lost for gpu in found):
             raise DeviceLost
@@ -229,7 +229,7 @@ class _Run:
             self.printed = quarters
             print(f"progress {25 * quarters} %", flush=True)
 
-    def _sleep(self, world: World, me: VirtualProcess) -> None:
+    def _sleep(self, world: VirtualWorld, me: VirtualProcess) -> None:
         change_s = until_change_s(world, me)
         changes = [] if change_s is None else [change_s]
         changes += [max(0.0, at_s - me.progress_s) for at_s, _ in self.steps[self.taken : self.taken + 1]]

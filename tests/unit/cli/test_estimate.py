@@ -16,7 +16,7 @@ from carma.core.model.settings import Memory
 from carma.core.model.values import Demand, Estimate
 from carma.core.ports import EstimateRequest
 from carma.trial.protocol import Context, Trial
-from carma.trial.report import Report
+from carma.trial.report import TrialReport
 from tests.unit.cli.estimate_world import ANSWER, LOCAL, NAMES, SECOND, World, figures, printed
 
 
@@ -209,7 +209,7 @@ def test_a_trial_that_was_made_before_is_called_so(
         assert isinstance(context.trials.run(request), Trial)
         return ANSWER
 
-    world.trials.answer = Trial(Report(format=1, stop="steps", steps=3), b"", seconds)
+    world.trials.answer = Trial(TrialReport(format=1, stop="steps", steps=3), b"", seconds)
     world.says["trace"] = by_trial
     text = " ".join(printed(capsys, "--gpu", "h200", "--", "sh").split())
     assert ("cached" in text and "6900000.0 s" in text) is remembered
@@ -217,7 +217,7 @@ def test_a_trial_that_was_made_before_is_called_so(
 
 
 def test_an_estimate_without_a_trial_is_not_called_cached(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    world.trials.answer = Trial(Report(format=1, stop="steps", steps=3), b"", 6.9e6)
+    world.trials.answer = Trial(TrialReport(format=1, stop="steps", steps=3), b"", 6.9e6)
     assert "cached" not in printed(capsys, "--gpu", "h200", "--", "sh")
 
 

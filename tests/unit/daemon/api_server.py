@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from carma.client import Client
-from carma.config import Loaded, Settings, catalogue
+from carma.config import LoadedSettings, Settings, catalogue
 from carma.core.model.events import (
     AttemptEnded,
     AttemptStarted,
@@ -111,7 +111,7 @@ class Served:
             sequence=0,
             store=self.store,
             clock=SteadyClock(),
-            loaded=Loaded(self.settings, dict.fromkeys(catalogue(), "default")),
+            loaded=LoadedSettings(self.settings, dict.fromkeys(catalogue(), "default")),
             paths=self.paths,
         )
         self.stopping = asyncio.Event()

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, cast
 
-from carma.config import Loaded
+from carma.config import LoadedSettings
 from carma.core.model.values import GpuUsage, Owner, TaskSpec
 from carma.core.ports import Estimator, Launcher
 from carma.core.state import State
@@ -28,7 +28,7 @@ def make_shell(store: SqliteStore | MemoryStore, state: State, sequence: int = 0
         sequence=sequence,
         store=store,
         clock=SteadyClock(),
-        loaded=Loaded(cast(Any, None), {}),
+        loaded=LoadedSettings(cast(Any, None), {}),
         paths=cast(Any, None),
     )
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from carma.config import Loaded
+from carma.config import LoadedSettings
 from carma.core.model.commands import StopAttempt
 from carma.core.model.events import (
     AttemptEnded,
@@ -149,7 +149,7 @@ async def one_life(store: MortalStore, launcher: MortalLauncher, fate: Fate) -> 
         sequence=replayed.sequence,
         store=store,
         clock=SteadyClock(not_before=last_time(loaded)),
-        loaded=Loaded(cast(Any, None), {}),
+        loaded=LoadedSettings(cast(Any, None), {}),
         paths=cast(Any, None),
     )
     loop = Loop(shell, make_executor(shell, launcher), OneGpu(), period_s=0.02)

@@ -20,7 +20,7 @@ from carma.launch.attempt_cgroups import AttemptCgroups, CgroupLimits, NvmlLimit
 from carma.launch.confinement import GpuConfiner
 from carma.launch.memory_caps import Capped, without_hoarding
 from carma.launch.mps import MpsServers, UserMps
-from carma.launch.mps_control import Control, Identity, MpsFailed
+from carma.launch.mps_control import Control, MpsFailed, ProcessIdentity
 from carma.testing.launcher_contract import key, order_of
 from tests.golden_text import assert_wording
 from tests.launch_orders import spec_of
@@ -40,7 +40,7 @@ class Servers(MpsServers):
         self.asked.append(owner.uid)
         if self.problem:
             raise MpsFailed(self.problem)
-        return UserMps("7.1", Control("/run/mps/7.1", owner, "true"), Identity(1, 1), ())
+        return UserMps("7.1", Control("/run/mps/7.1", owner, "true"), ProcessIdentity(1, 1), ())
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from carma import procfs
 from carma.core.model.values import Owner
 from carma.launch import mps, mps_control
 from carma.launch.mps import MpsServers, UserMps
-from carma.launch.mps_control import Control, Identity, MpsFailed, server_environment
+from carma.launch.mps_control import Control, MpsFailed, ProcessIdentity, server_environment
 from carma.testing.launcher_contract import until
 from tests.launch_orders import gone
 from tests.mps_program import Program, kill, short_home
@@ -309,8 +309,8 @@ def test_a_process_of_another_user_does_not_count_as_its_server(servers: MpsServ
 def test_identity_is_more_than_a_pid() -> None:
     me = procfs.process(os.getpid())
     assert me is not None
-    assert Identity(me.pid, me.start_ticks).alive
-    assert not Identity(me.pid, me.start_ticks - 1).alive
+    assert ProcessIdentity(me.pid, me.start_ticks).alive
+    assert not ProcessIdentity(me.pid, me.start_ticks - 1).alive
 
 
 @as_root

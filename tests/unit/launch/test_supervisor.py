@@ -254,7 +254,7 @@ def test_an_exit_record_is_written_also_when_no_process_and_no_descriptor_is_lef
     def refused(*_: object) -> NoReturn:
         raise OSError(errno.EAGAIN, "none left")
 
-    attempt = supervisor.Attempt(f"{tmp_path}/", {"grace_s": 0.0})
+    attempt = supervisor.SupervisedAttempt(f"{tmp_path}/", {"grace_s": 0.0})
     attempt.readers = {"stdout": (0, 0)}
     monkeypatch.setattr(attempt, "start", lambda: None)
     monkeypatch.setattr(attempt, "wait", lambda: 3 << 8)

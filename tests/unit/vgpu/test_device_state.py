@@ -10,17 +10,19 @@ from hypothesis import strategies as st
 from carma.core.model.values import Demand
 from carma.core.scheduling.sharing_model import progress_rates
 from carma.vgpu.device import OutOfDeviceMemory, allocate
-from carma.vgpu.device_state import VirtualGpu, VirtualProcess, World, advance, power_w, progress, until_change_s
+from carma.vgpu.device_state import VirtualGpu, VirtualProcess, VirtualWorld, advance, power_w, progress, until_change_s
 
 A, B, C = Demand(0.6, 0.3, 0.3), Demand(0.5, 0.2, 0.2), Demand(0.9, 0.4, 0.5)
 
 
-def make_world(gpus: int = 2) -> World:
+def make_world(gpus: int = 2) -> VirtualWorld:
     cards = [VirtualGpu(id=f"VGPU-{index}", index=index, name="Virtual GPU", memory_mib=40960) for index in range(gpus)]
-    return World(boot="", origin_s=0.0, epoch_s=0.0, gpus=cards)
+    return VirtualWorld(boot="", origin_s=0.0, epoch_s=0.0, gpus=cards)
 
 
-def add(world: World, gpus: list[int], demand: Demand, wanted_s: float | None, memory_mib: int = 0) -> VirtualProcess:
+def add(
+    world: VirtualWorld, gpus: list[int], demand: Demand, wanted_s: float | None, memory_mib: int = 0
+) -> VirtualProcess:
     process = VirtualProcess(
         pid=1000 + len(world.processes),
         start_ticks=1,
@@ -117,7 +119,7 @@ def test_what_a_process_does_not_say_is_not_written() -> None:
     add(world, [0], A, 10.0)
     (written,) = msgspec.json.decode(msgspec.json.encode(world))["processes"]
     assert written["demand"].keys() == {"sm_active", "sm_occupancy", "dram_active"}
-    assert msgspec.json.decode(msgspec.json.encode(world), type=World).processes == world.processes
+    assert msgspec.json.decode(msgspec.json.encode(world), type=VirtualWorld).processes == world.processes
 
 
 def test_time_never_goes_back() -> None:

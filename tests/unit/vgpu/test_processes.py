@@ -16,7 +16,7 @@ import pytest
 from carma.errors import BadSettings, StoreError
 from carma.vgpu import virtual_server as world
 from carma.vgpu.device import Device
-from carma.vgpu.device_state import VirtualProcess, World
+from carma.vgpu.device_state import VirtualProcess, VirtualWorld
 from carma.vgpu.sampler import VirtualSampler
 from tests import virtual_faults as faults
 
@@ -59,7 +59,7 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def until(device: Device, holds: Callable[[World], bool]) -> World:
+def until(device: Device, holds: Callable[[VirtualWorld], bool]) -> VirtualWorld:
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         seen = device.read()
@@ -69,7 +69,7 @@ def until(device: Device, holds: Callable[[World], bool]) -> World:
     raise AssertionError(f"never came true; last seen: {device.read()}")
 
 
-def holding(index: int, memory_mib: int) -> Callable[[World], bool]:
+def holding(index: int, memory_mib: int) -> Callable[[VirtualWorld], bool]:
     return lambda seen: seen.used_mib(index) == memory_mib
 
 
