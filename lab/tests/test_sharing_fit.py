@@ -13,8 +13,8 @@ import pytest
 from carma.core.model.values import Demand
 from carma.core.scheduling import sharing_model as sharing
 from carma.core.scheduling.sharing_model import Mechanism, progress_rates
-from lab.tools import fit_sharing, sharing_fit, sharing_forms, sharing_outside
-from lab.tools.fit_sharing import Group
+from lab.tools import sharing_data, sharing_fit, sharing_forms, sharing_outside
+from lab.tools.sharing_data import Group
 from lab.tools.sharing_forms import Rates, left_out, table
 
 ROOT = Path(__file__).parents[2]
@@ -27,19 +27,19 @@ KEPT: dict[Mechanism, tuple[sharing_forms.Form, tuple[float, ...]]] = {
 
 @pytest.fixture(autouse=True)
 def _from_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit_sharing, "FOLDER", ROOT / "lab" / "results" / "h200")
+    monkeypatch.setattr(sharing_data, "FOLDER", ROOT / "lab" / "results" / "h200")
     monkeypatch.setattr(sharing_outside, "FOLDER", ROOT / "lab" / "results" / "h200")
 
 
 @pytest.fixture
 def groups() -> list[Group]:
-    return fit_sharing.load(fit_sharing.MPS)
+    return sharing_data.load(sharing_data.MPS)
 
 
 @pytest.mark.parametrize("mechanism", ["mps", "timeslice"])
 def test_the_kept_forms_are_those_of_the_core(groups: list[Group], mechanism: Mechanism) -> None:
     form, constants = KEPT[mechanism]
-    for known in (groups, [fit_sharing.without(group) for group in groups]):
+    for known in (groups, [sharing_data.without(group) for group in groups]):
         core = [rate for group in known for rate in progress_rates(group.demands, mechanism)]
         assert form.says(constants, table(known)) == pytest.approx(core, abs=1e-9)
 

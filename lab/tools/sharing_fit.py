@@ -30,7 +30,7 @@ from carma.core.model.values import Demand
 from carma.core.scheduling import sharing_model as sharing
 from lab.tools import sharing_forms as forms
 from lab.tools import sharing_outside as outside
-from lab.tools.fit_sharing import MPS, MPS_FIRST, SLICES, Group, load, proxies, without
+from lab.tools.sharing_data import MPS, MPS_FIRST, SLICES, Group, demands_of, mps_and_slices, proxies, without
 from lab.tools.sharing_forms import Array, Form, Rates, fit, left_out, table
 from lab.tools.sharing_picture import draw
 
@@ -200,7 +200,7 @@ def repeated(one: Sequence[Group], other: Sequence[Group]) -> dict[str, Any]:
 def unknown(groups: Sequence[Group]) -> dict[str, Any]:
     """Nothing known: engine activity and power that nine in ten tasks have at most, and SM activity with which a task
     is no faster than the worst tenth, whatever the others draw."""
-    known = {task: demand for group in groups for task, demand in zip(group.tasks, group.demands, strict=True)}
+    known = demands_of(groups)
     shown = np.array([forms.row_of(demand) for demand in known.values()])
     high = np.quantile(shown, 1.0 - QUANTILE, axis=0)
     for width in np.arange(1.0, 0.0, -0.01):
@@ -232,13 +232,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with gavel_pairs_tidy.csv and the tables of MISO")
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
-    later = load(MPS)
-    engine = {
-        task: demand.gr_active or 0.0
-        for group in later
-        for task, demand in zip(group.tasks, group.demands, strict=True)
-    }
-    earlier, slices = load(MPS_FIRST, engine), load(SLICES, engine)
+    later, earlier, slices = mps_and_slices()
     before = json.loads(given.out.read_text())["validation"] if given.out.exists() else {}
     mps, mps_said = study(forms.MPS, [*later, *earlier])
     timeslice, timeslice_said = study(forms.SLICES, slices)

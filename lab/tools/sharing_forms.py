@@ -17,7 +17,7 @@ from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from carma.core.model.values import Demand
 from carma.core.scheduling import sharing_model as sharing
-from lab.tools.fit_sharing import Group
+from lab.tools.sharing_data import Group
 
 Array = npt.NDArray[np.float64]
 SM, OCCUPANCY, DRAM, ENGINE, POWER = range(5)

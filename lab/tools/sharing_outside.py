@@ -32,7 +32,7 @@ from carma.core.model.values import Demand
 from carma.core.scheduling import sharing_model as sharing
 from carma.core.scheduling.sharing_model import Mechanism, progress_rates
 from lab.tools.card_scaling import Rates, Shown, scale
-from lab.tools.fit_sharing import FOLDER, IDLE_W, LIMIT_W, MPS, load
+from lab.tools.sharing_data import FOLDER, IDLE_W, LIMIT_W, MPS, demands_of, load
 from lab.tools.sharing_forms import Array
 
 Pair = tuple[str, str]
@@ -242,7 +242,7 @@ def _shown(row: dict[str, str]) -> Demand:
 
 def lucid() -> list[dict[str, Any]]:
     """Of the 25 tasks only engine activity says in which part a pair belongs."""
-    known = {task: demand for group in load(MPS) for task, demand in zip(group.tasks, group.demands, strict=True)}
+    known = demands_of(load(MPS))
     found = []
     for low, high, published in LUCID:
         pairs = [
