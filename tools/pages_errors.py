@@ -35,7 +35,7 @@ code of the program if it has one, otherwise 130 for a cancelled task, 124 for a
 
 def page() -> str:
     rows = [
-        [code(kind.code), str(kind.exit_code), str(kind.http_status), paragraphs(kind.about)]
+        [code(kind.code), str(kind.exit_code), str(kind.http_status), paragraphs(kind.__doc__ or "")]
         for kind in every()
         if kind.__module__ == "carma.errors"
     ]
