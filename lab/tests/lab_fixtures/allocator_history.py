@@ -58,7 +58,7 @@ class _RecordedAllocator(CachingAllocator):
     def release_segment(self, address: int) -> None:
         """Releases the segment at that address, if it is one and wholly free."""
         for block in (*self._large, *self._small):
-            if block.address == address and block.is_whole and block.segment is None:
+            if block.address == address and block.is_whole and not self._options.expandable_segments:
                 self._release(block)
                 return
 

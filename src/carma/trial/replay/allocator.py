@@ -56,12 +56,6 @@ def segment_for(rounded: int, options: AllocatorOptions) -> int:
     return -(-rounded // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
 
 
-def _allowed(options: AllocatorOptions, card_bytes: int | None) -> int | None:
-    if options.memory_fraction >= 1 or card_bytes is None:
-        return None
-    return int(options.memory_fraction * card_bytes)
-
-
 class CachingAllocator:
     """Figures in bytes, as `torch.cuda.memory_stats` has them.
 
@@ -79,21 +73,19 @@ class CachingAllocator:
         address_of: Callable[[int], int] | None = None,
     ) -> None:
         self._options, self._capacity = options, capacity_bytes
-        self._limit = _allowed(options, device_bytes or capacity_bytes)
-        self._collects = self._limit is not None and options.garbage_collection_threshold > 0
+        limited_bytes = (device_bytes or capacity_bytes) if options.memory_fraction < 1 else None
+        self._limit = None if limited_bytes is None else int(options.memory_fraction * limited_bytes)
         self._max_split = options.max_split_bytes
-        self._small, self._large = Pool(small=True), Pool(small=False)
+        self._small, self._large = (
+            Pool(small=True, page_bytes=SMALL_SEGMENT_BYTES),
+            Pool(small=False, page_bytes=options.large_segment_bytes),
+        )
         self._live: dict[int, AllocatorBlock | None] = {}  # None: zero bytes, which take no block
         self._awaited: dict[int, AllocatorBlock] = {}  # freed, but perhaps still used by another stream
         self._address_of = address_of or self._ascending
         self._next_address = MIB
         self._expandable = ExpandableSegments(
-            small_page_bytes=SMALL_SEGMENT_BYTES,
-            large_page_bytes=options.large_segment_bytes,
-            card_bytes=device_bytes or _ANY_CARD_BYTES,
-            address_of=self._address_of,
-            reserve=self._reserve,
-            release=self._give_back,
+            device_bytes or _ANY_CARD_BYTES, self._address_of, self._reserve, self._give_back
         )
         self.allocated = self.reserved = self.active = self.requested = 0
         self.reset_peaks()
@@ -113,7 +105,8 @@ class CachingAllocator:
         pool = self._small if rounded <= SMALL_BYTES else self._large
         block = self._from_pool(pool, rounded, stream) or self._from_device(pool, rounded, stream)
         if self._splits(block, rounded):
-            block = self._front_of(block, rounded)
+            rest, block = block, block.cut(rounded)
+            pool.add(rest)
         block.in_use, block.requested = True, size
         self._live[identity] = block
         self.allocated += block.bytes
@@ -161,7 +154,7 @@ class CachingAllocator:
         self.synchronize()
         for pool in (self._large, self._small):
             for block in pool:
-                if block.segment is not None:
+                if self._options.expandable_segments:
                     self._expandable.unmap(block)
                 elif block.is_whole:
                     self._release(block)
@@ -198,17 +191,8 @@ class CachingAllocator:
             return rest >= SMALLEST_BLOCK_BYTES
         return rest > SMALL_BYTES and (self._max_split is None or rounded < self._max_split)
 
-    def _front_of(self, block: AllocatorBlock, rounded: int) -> AllocatorBlock:
-        front = AllocatorBlock(block.address, rounded, block.stream, block.pool, block.segment)
-        front.put_before(block)
-        block.address += rounded
-        block.bytes -= rounded
-        block.pool.add(block)
-        return front
-
     def _from_device(self, pool: Pool, rounded: int, stream: int) -> AllocatorBlock:
-        if self._collects:
-            self._collect_garbage()
+        self._collect_garbage()
         block = self._new_block(pool, rounded, stream)
         if block is None and self._release_oversize(pool, rounded, stream):
             block = self._new_block(pool, rounded, stream)
@@ -233,7 +217,8 @@ class CachingAllocator:
             return self._expandable.grow(pool, rounded, stream)
         if not self._reserve(size):
             return None
-        return AllocatorBlock(self._address_of(size), size, stream, pool, None)
+        address = self._address_of(size)
+        return AllocatorBlock(address, size, stream, pool, address)
 
     def _reserve(self, size: int) -> bool:
         if self._capacity is not None and self.reserved + size > self._capacity:
@@ -251,9 +236,10 @@ class CachingAllocator:
 
     def _collect_garbage(self) -> None:
         """Releases whole large blocks of at least average age until reserved memory is at the threshold."""
-        if self._limit is None or self._options.expandable_segments:
+        threshold = self._options.garbage_collection_threshold
+        if self._limit is None or not threshold or self._options.expandable_segments:
             return
-        too_much = self.reserved - int(self._options.garbage_collection_threshold * self._limit)
+        too_much = self.reserved - int(threshold * self._limit)
         candidates = [block for block in self._large if block.is_whole]
         while too_much > 0 and candidates:
             ages = [self._large.searches - block.inserted_at for block in candidates]

@@ -4,50 +4,25 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 
-class Segment:
-    """A virtual range of an expandable segment; its pages are mapped on demand."""
-
-    __slots__ = ("address", "page_bytes")
-
-    def __init__(self, address: int, page_bytes: int) -> None:
-        self.address, self.page_bytes = address, page_bytes
-
-    def page_up(self, address: int) -> int:
-        return self.address - (self.address - address) // self.page_bytes * self.page_bytes
-
-    def page_down(self, address: int) -> int:
-        return self.address + (address - self.address) // self.page_bytes * self.page_bytes
-
-
+@dataclass(slots=True, eq=False)
 class AllocatorBlock:
     """A piece of a segment. `previous` and `next` are its neighbours in the same segment."""
 
-    __slots__ = (
-        "address",
-        "bytes",
-        "in_use",
-        "inserted_at",
-        "mapped",
-        "next",
-        "other_streams",
-        "pool",
-        "previous",
-        "requested",
-        "segment",
-        "stream",
-    )
-
-    def __init__(self, address: int, size: int, stream: int, pool: Pool, segment: Segment | None) -> None:
-        self.address, self.bytes, self.stream, self.pool, self.segment = address, size, stream, pool, segment
-        self.requested = 0
-        self.in_use = False  # allocated, or freed and still awaited by another stream
-        self.mapped = True
-        self.previous: AllocatorBlock | None = None
-        self.next: AllocatorBlock | None = None
-        self.other_streams = False
-        self.inserted_at = 0
+    address: int
+    bytes: int
+    stream: int
+    pool: Pool
+    segment_address: int  # where its segment, or its expandable range, begins
+    mapped: bool = True  # always, except for pages of an expandable range
+    previous: AllocatorBlock | None = None
+    next: AllocatorBlock | None = None
+    requested: int = 0
+    in_use: bool = False  # allocated, or freed and still awaited by another stream
+    other_streams: bool = False
+    inserted_at: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -58,17 +33,19 @@ class AllocatorBlock:
         following = self.next
         return self.bytes + (following.bytes if following is not None and not following.mapped else 0)
 
-    def put_before(self, other: AllocatorBlock) -> None:
-        self.previous, self.next = other.previous, other
-        if other.previous is not None:
-            other.previous.next = self
-        other.previous = self
-
-    def put_after(self, other: AllocatorBlock) -> None:
-        self.previous, self.next = other, other.next
-        if other.next is not None:
-            other.next.previous = self
-        other.next = self
+    def cut(self, size: int) -> AllocatorBlock:
+        """Cuts off the first `size` bytes and returns them as a block; the block itself if it is not larger."""
+        if size >= self.bytes:
+            return self
+        front = AllocatorBlock(
+            self.address, size, self.stream, self.pool, self.segment_address, self.mapped, self.previous, self
+        )
+        if self.previous is not None:
+            self.previous.next = front
+        self.previous = front
+        self.address += size
+        self.bytes -= size
+        return front
 
     def take_in(self, neighbour: AllocatorBlock) -> None:
         """Merges with a neighbour, which is then no longer used."""
@@ -86,8 +63,9 @@ class AllocatorBlock:
 class Pool:
     """The free blocks of one kind (small or large), by stream; within a stream ordered by size, then by address."""
 
-    def __init__(self, *, small: bool) -> None:
-        self.small = small
+    def __init__(self, *, small: bool, page_bytes: int) -> None:
+        """`page_bytes`: of expandable segments."""
+        self.small, self.page_bytes = small, page_bytes
         self.searches = 0  # the clock of garbage collection
         self._order: dict[int, list[tuple[int, int]]] = {}
         self._free: dict[int, AllocatorBlock] = {}

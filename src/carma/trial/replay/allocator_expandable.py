@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from carma.trial.replay.allocator_blocks import AllocatorBlock, Pool, Segment
+from carma.trial.replay.allocator_blocks import AllocatorBlock, Pool
 
 
 class ExpandableSegments:
@@ -12,52 +12,45 @@ class ExpandableSegments:
 
     def __init__(
         self,
-        *,
-        small_page_bytes: int,
-        large_page_bytes: int,
         card_bytes: int,
         address_of: Callable[[int], int],
         reserve: Callable[[int], bool],
         release: Callable[[int], None],
     ) -> None:
-        self._small_page_bytes, self._large_page_bytes = small_page_bytes, large_page_bytes
         self._range_bytes = card_bytes + card_bytes // 8  # torch adds an eighth for pages that move to the end
         self._address_of, self._reserve, self._release = address_of, reserve, release
 
     def grow(self, pool: Pool, size: int, stream: int) -> AllocatorBlock | None:
         """A free block of at least `size`, removed from its pool; None if there is no memory for its pages."""
-        block = self._room(pool, size, stream) or self._new_range(pool, stream)
-        if not block.mapped and not self._map(block, min(block.bytes, size)):
-            return None
-        while block.bytes < size:
+        block: AllocatorBlock | None = self._room(pool, size, stream) or self._new_range(pool, stream)
+        if block is not None and not block.mapped:
+            block = self._map(block, min(block.bytes, size))
+        while block is not None and block.bytes < size:
             following = block.next
             assert following is not None, "a block that was found to have room has a neighbour to grow into"
-            if not self._map(following, min(size - block.bytes, following.bytes)):
-                return None  # mapped pages stay mapped, as in torch
-            block = following
-        pool.remove(block)
+            # After a failure mapped pages stay mapped, as in torch.
+            block = self._map(following, min(size - block.bytes, following.bytes))
+        if block is not None:
+            pool.remove(block)
         return block
 
     def unmap(self, block: AllocatorBlock) -> None:
         """Releases the pages that are wholly inside a free block."""
-        segment, pool = block.segment, block.pool
-        assert segment is not None
-        first, end = segment.page_up(block.address), segment.page_down(block.address + block.bytes)
+        page, start = block.pool.page_bytes, block.segment_address
+        first, end = _page_up(block, block.address), start + (block.address + block.bytes - start) // page * page
         if first >= end:
             return
+        pool = block.pool
         pool.remove(block)
         if before := first - block.address:
-            rest = AllocatorBlock(block.address, before, block.stream, pool, segment)
-            rest.put_before(block)
-            pool.add(rest)
-        if after := block.address + block.bytes - end:
-            rest = AllocatorBlock(end, after, block.stream, pool, segment)
-            rest.put_after(block)
-            pool.add(rest)
-        block.address, block.bytes, block.mapped = first, end - first, False
-        pool.merge(block)
-        if not block.is_whole:
-            pool.add_unmapped(block)
+            pool.add(block.cut(before))
+        pages = block.cut(end - first)
+        if pages is not block:
+            pool.add(block)
+        pages.mapped = False
+        pool.merge(pages)
+        if not pages.is_whole:
+            pool.add_unmapped(pages)
         self._release(end - first)
 
     @staticmethod
@@ -76,29 +69,28 @@ class ExpandableSegments:
         return None
 
     def _new_range(self, pool: Pool, stream: int) -> AllocatorBlock:
-        page = self._small_page_bytes if pool.small else self._large_page_bytes
-        size = -(-self._range_bytes // page) * page
-        segment = Segment(self._address_of(size), page)
-        block = AllocatorBlock(segment.address, size, stream, pool, segment)
-        block.mapped = False
+        size = -(-self._range_bytes // pool.page_bytes) * pool.page_bytes
+        address = self._address_of(size)
+        block = AllocatorBlock(address, size, stream, pool, address, mapped=False)
         pool.add_unmapped(block)
         return block
 
-    def _map(self, block: AllocatorBlock, size: int) -> bool:
-        """Maps pages at the front of an unmapped block, and merges it with its free neighbours."""
-        segment, pool = block.segment, block.pool
-        assert segment is not None
-        mapped = segment.page_up(block.address + size) - block.address
+    def _map(self, block: AllocatorBlock, size: int) -> AllocatorBlock | None:
+        """Maps pages at the front of an unmapped block. Returns them, merged with their free neighbours."""
+        pool, mapped = block.pool, _page_up(block, block.address + size) - block.address
         if not self._reserve(mapped):
-            return False
+            return None
         pool.remove_unmapped(block)
-        block.mapped = True
-        if left := block.bytes - mapped:
-            rest = AllocatorBlock(block.address + mapped, left, block.stream, pool, segment)
-            rest.mapped = False
-            rest.put_after(block)
-            pool.add_unmapped(rest)
-            block.bytes = mapped
-        pool.merge(block)
-        pool.add(block)
-        return True
+        pages = block.cut(mapped)
+        if pages is not block:
+            pool.add_unmapped(block)
+        pages.mapped = True
+        pool.merge(pages)
+        pool.add(pages)
+        return pages
+
+
+def _page_up(block: AllocatorBlock, address: int) -> int:
+    """The end of the page of the block's range in which the byte before this address lies."""
+    page, start = block.pool.page_bytes, block.segment_address
+    return start - (start - address) // page * page
