@@ -18,43 +18,34 @@ def validate(state: State) -> list[str]:
 
 
 def _indices(state: State) -> list[str]:
-    broken: list[str] = []
-    line = sorted(queue_key(t) for t in state.tasks.values() if isinstance(t.status, Queued) and not t.status.held)
-    if line != state.queue:
-        broken.append(f"the line is {state.queue}, the queued tasks are {line}")
-    active = {t.id: t.key for t in state.tasks.values() if isinstance(t.status, Starting | Running)}
-    if active != state.active:
-        broken.append(f"active is {state.active}, tasks say {active}")
-    between = {t.id for t in state.tasks.values() if isinstance(t.status, Ended | Recovering)}
-    if between != state.between_attempts:
-        broken.append(f"between attempts are {state.between_attempts}, tasks say {between}")
-    asked = {t.id for t in state.tasks.values() if isinstance(t.status, Running) and t.status.preempting is not None}
-    if asked != state.preempting:
-        broken.append(f"asked are {state.preempting}, tasks say {asked}")
-    if set(state.tracks) != set(active.values()):
-        broken.append(f"tracks are kept for {sorted(state.tracks)}, active are {sorted(active.values())}")
+    tasks = state.tasks.values()
+    queued = sorted(queue_key(t) for t in tasks if isinstance(t.status, Queued) and not t.status.held)
+    active = {t.id: t.key for t in tasks if isinstance(t.status, Starting | Running)}
+    between = {t.id for t in tasks if isinstance(t.status, Ended | Recovering)}
+    asked = {t.id for t in tasks if isinstance(t.status, Running) and t.status.preempting is not None}
     held = {(gpu, key) for gpu, keys in state.on_gpu.items() for key in keys}
     wanted = {
-        (gpu, task.key)
-        for task in state.tasks.values()
-        if isinstance(task.status, Starting | Running)
-        for gpu in task.status.placement.gpus
+        (gpu, t.key) for t in tasks if isinstance(t.status, Starting | Running) for gpu in t.status.placement.gpus
     }
-    if held != wanted:
-        broken.append(f"GPUs hold {held}, tasks say {wanted}")
+    impossible = {t.id: outcome for t in tasks if (outcome := state.outcome_if_impossible(t)) is not None}
+    deadlines = sorted((at, t.id) for t in tasks if (at := due_at(t)) is not None)
+    indices: dict[str, tuple[object, object]] = {
+        "queued": (state.queue, queued),
+        "active": (state.active, active),
+        "between attempts": (state.between_attempts, between),
+        "asked to save": (state.preempting, asked),
+        "tracked": (set(state.tracks), set(active.values())),
+        "held by GPUs": (held, wanted),
+        "impossible": (state.impossible, impossible),
+        "deadlines": (state.deadlines, deadlines),
+    }
+    broken = [f"{what}: {index}, the tasks give {given}" for what, (index, given) in indices.items() if index != given]
     return [*broken, *_due(state)]
 
 
 def _due(state: State) -> list[str]:
     """The indices that `propose` reads."""
     broken: list[str] = []
-    ends = {task.id: state.outcome_if_impossible(task) for task in state.tasks.values()}
-    impossible = {task_id: outcome for task_id, outcome in ends.items() if outcome is not None}
-    if impossible != state.impossible:
-        broken.append(f"impossible are {state.impossible}, tasks say {impossible}")
-    deadlines = sorted((at, task.id) for task in state.tasks.values() if (at := due_at(task)) is not None)
-    if deadlines != state.deadlines:
-        broken.append(f"deadlines are {state.deadlines}, tasks say {deadlines}")
     shown = {(task, gpu) for gpu, live in state.live.items() for task in live.shown}
     if not shown <= {(task, gpu) for task, gpus in state.shown_on.items() for gpu in gpus}:
         broken.append(f"GPUs show the tasks of {shown}, known are {state.shown_on}")

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
+from types import FrameType
 
 import msgspec
 
@@ -48,38 +48,29 @@ class PrivateDaemon:
         self._settings = settings
         self._keep = keep
         self._process: subprocess.Popen[bytes] | None = None
-        self._client: Client | None = None
 
     def __enter__(self) -> PrivateDaemon:
         # A short path under /tmp, because the path of a Unix socket has at most 107 bytes.
         self.home = Path(tempfile.mkdtemp(prefix="carma-", dir="/tmp" if os.path.isdir("/tmp") else None))
+        self.work = self.home / "work"
+        self.environment = private_environment(self.home)
+        self.socket = find_paths(self.environment).socket
+        self.client = Client(self.socket)  # to be used by one thread at a time
         try:
-            self._start()
+            self.work.mkdir()
+            self.start()
         except BaseException:
             self.close()
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
-
-    @property
-    def client(self) -> Client:
-        """To be used by one thread at a time."""
-        assert self._client is not None
-        return self._client
 
     @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
-
-    def _start(self) -> None:
-        self.work = self.home / "work"
-        self.work.mkdir()
-        self.environment = private_environment(self.home)
-        self.socket = find_paths(self.environment).socket
-        self.start()
 
     def start(self) -> None:
         """Start the daemon; after `kill`, again in the same home with its database."""
@@ -94,7 +85,6 @@ class PrivateDaemon:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches only this process, which ends the daemon
             )
-        self._client = Client(self.socket)
         wait_until(self._answers, START_LIMIT_S, "the private daemon did not answer within a minute")
 
     def restart(self, settings: PrivateSettings) -> None:
@@ -141,54 +131,41 @@ class PrivateDaemon:
 
     def close(self) -> None:
         """End the daemon and its tasks and remove the directory. Idempotent; Ctrl-C cannot interrupt it."""
-        with undisturbed():
-            self._close()
+        with handling_ends(signal.SIG_IGN):
+            self._end()
+            kill_strays(self.home)
+            if not self._keep:
+                shutil.rmtree(self.home, ignore_errors=True)
 
     def _end(self) -> None:
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(CarmaError, OSError), Client(self.socket, timeout_s=STOP_LIMIT_S) as client:
                 client.shutdown(cancel_running=True)
             end(self._process)
-        if self._client is not None:
-            self._client.close()
-
-    def _close(self) -> None:
-        self._end()
-        kill_strays(self.home)
-        if not self._keep:
-            shutil.rmtree(self.home, ignore_errors=True)
+        self.client.close()
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP are ignored within the block, if this is the main thread."""
+def handling_ends(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP have this handler within the block, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDINGS}
+    before = {number: signal.signal(number, handler) for number in _ENDINGS}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
-@contextlib.contextmanager
-def ending_in_order() -> Iterator[None]:
+def ending_in_order() -> contextlib.AbstractContextManager[None]:
     """SIGTERM and SIGHUP raise KeyboardInterrupt, so that private daemons are ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
-    def interrupt(_number: int, _frame: object) -> None:
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in _ENDINGS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return handling_ends(interrupt)
 
 
 def toml(tables: dict[str, dict[str, object]]) -> str:
