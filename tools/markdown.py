@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from carma_lab.reports.figure_list import table
 
-__all__ = ["GENERATED", "code", "filled", "paragraphs", "renew", "table"]
+__all__ = ["GENERATED", "code", "filled", "folded", "paragraphs", "placed", "renew", "table"]
 
 GENERATED = "<!-- Made by `python -m tools.reference`; changes here are lost. -->\n"
 
@@ -31,6 +32,19 @@ def filled(text: str, mark: str, inside: str) -> str:
     if found is None:
         raise ValueError(f"the page has no place for {mark}")
     return text[: found.start(2)] + inside + text[found.end(2) :]
+
+
+def placed(places: Iterable[tuple[Path, str, str]]) -> dict[Path, str]:
+    """The pages of `places` (page, mark, new text), each with its new texts."""
+    made: dict[Path, str] = {}
+    for page, mark, inside in places:
+        made[page] = filled(made.get(page) or page.read_text(encoding="utf-8"), mark, inside)
+    return made
+
+
+def folded(text: str, indent: str = "") -> str:
+    """The text in lines of at most 120 characters; lines after the first are indented."""
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def renew(tool: str, about: str | None, arguments: list[str], pages: Callable[[], Mapping[Path, str]]) -> int:

@@ -89,10 +89,10 @@ def test_the_published_models_stand_beside_our_estimates() -> None:
 
 def test_a_table_stands_between_its_remarks_and_only_where_there_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
-    for place in estimator_tables.PLACES:
-        (tmp_path / place.page).write_text(MARKED.format(mark=place.mark))
+    for page, mark, _, _ in estimator_tables.PLACES:
+        (tmp_path / page).write_text(MARKED.format(mark=mark))
     assert set(estimator_tables.pages(tmp_path, tmp_path).values()) == {
-        MARKED.format(mark=place.mark).replace("old figures\n", "") for place in estimator_tables.PLACES
+        MARKED.format(mark=mark).replace("old figures\n", "") for _, mark, _, _ in estimator_tables.PLACES
     }
     write(_comparison(ROWS), tmp_path / "estimators.json")
     made = estimator_tables.pages(tmp_path, tmp_path)[tmp_path / "docs" / "results.md"]

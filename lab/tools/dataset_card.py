@@ -76,9 +76,5 @@ def page(card: Path = CARD, folder: str = "h200") -> str:
     return filled(text, "figures", f"\n{figures(families)}\n" if families else "")
 
 
-def main(arguments: list[str]) -> int:
-    return renew("lab.tools.dataset_card", __doc__, arguments, lambda: {CARD: page()})
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(renew("lab.tools.dataset_card", __doc__, sys.argv[1:], lambda: {CARD: page()}))

@@ -9,15 +9,13 @@ figure without a measurement.
 from __future__ import annotations
 
 import sys
-import textwrap
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from carma_lab.bench.memory.comparison_file import Comparison, read
 from carma_lab.bench.memory.figures import Summary
 from carma_lab.bench.memory.published18 import PUBLISHED
-from tools.markdown import filled, renew, table
+from carma_lab.bench.results_file import percent, shown
+from tools.markdown import folded, placed, renew, table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results" / "h200" / "memory"
@@ -48,7 +46,7 @@ def estimators(comparison: Comparison) -> str:
         f"{100 * comparison.level:g} %; a formula has none, and is booked as it is. Seconds are those of one estimate "
         f"on {comparison.machine.cores} cores, with its trial run. {known}:"
     )
-    return f"{_folded(said)}\n\n{table(HEAD, map(_line, comparison.estimators))}"
+    return f"{folded(said)}\n\n{table(HEAD, map(_line, comparison.estimators))}"
 
 
 def published18(comparison: Comparison) -> str:
@@ -58,99 +56,58 @@ def published18(comparison: Comparison) -> str:
     for one in PUBLISHED:
         row = rows.get(one.run.id)
         ours = (None, None) if row is None else (row.estimated_mib, row.bound_mib)
-        figures = (
-            one.measured_mib,
-            one.measured_later_mib,
-            one.gpumemnet_mib,
-            one.fake_tensor_mib,
-            one.horus_mib,
-            *ours,
-        )
-        lines.append((f"{one.name}, {one.batch}", *map(_mib, figures)))
+        published = (one.measured_mib, one.measured_later_mib, one.gpumemnet_mib, one.fake_tensor_mib, one.horus_mib)
+        lines.append((f"{one.name}, {one.batch}", *(shown(mib, ",.0f") for mib in (*published, *ours))))
     off = [
-        (
-            each.name,
-            each.against,
-            str(each.models),
-            f"{_mib(each.mean_mib)} MiB",
-            _percent(each.median),
-            str(each.under),
-        )
-        for each in comparison.published
+        (one.name, one.against, str(one.models), f"{one.mean_mib:,.0f} MiB", percent(one.median), str(one.under))
+        for one in comparison.published
     ]
     said = (
         f"The 18 models of the published evaluation, in MiB; ours for an {comparison.gpu}, by trial runs of the "
         "authors' settings on made-up data. The authors measured twice, 5 to 26 % apart, with versions that are not "
         "known:"
     )
-    return f"{_folded(said)}\n\n{table(MODELS, lines)}\n{table(OFF, off)}"
+    return f"{folded(said)}\n\n{table(MODELS, lines)}\n{table(OFF, off)}"
 
 
 def headline(comparison: Comparison) -> str:
     """One sentence for the README."""
     (best,) = [one for one in comparison.estimators if one.name == BEST]
-    return (
-        _folded(
-            f"**Memory.** Estimates of {best.answered} of {best.cases} training runs measured on an {comparison.gpu}: "
-            f"median error {_percent(best.error_median)}, 90th percentile {_percent(best.error_p90)}; the "
-            f"{100 * comparison.level:g} % bound held for {_percent(best.bound_holds_share)}."
-        )
-        + "\n"
+    said = (
+        f"**Memory.** Estimates of {best.answered} of {best.cases} training runs measured on an {comparison.gpu}: "
+        f"median error {percent(best.error_median)}, 90th percentile {percent(best.error_p90)}; the "
+        f"{100 * comparison.level:g} % bound held for {percent(best.bound_holds_share)}."
     )
+    return f"{folded(said)}\n"
 
 
-class Place(NamedTuple):
-    page: str
-    mark: str
-    file: str  # of the results
-    make: Callable[[Comparison], str]
-
-
-PLACES = (
-    Place("README.md", "estimate", "estimators.json", headline),
-    Place("docs/results.md", "estimators", "estimators.json", estimators),
-    Place("docs/memory.md", "published18", "published18.json", published18),
+PLACES = (  # page, mark, file of the results, what makes the text
+    ("README.md", "estimate", "estimators.json", headline),
+    ("docs/results.md", "estimators", "estimators.json", estimators),
+    ("docs/memory.md", "published18", "published18.json", published18),
 )
 
 
 def pages(root: Path = ROOT, results: Path = RESULTS) -> dict[Path, str]:
     """Every page that has such a table, as it should be."""
-    made: dict[Path, str] = {}
-    for place in PLACES:
-        page, file = root / place.page, results / place.file
-        text = made.get(page) or page.read_text(encoding="utf-8")
-        made[page] = filled(text, place.mark, f"\n{place.make(read(file))}\n" if file.exists() else "")
-    return made
-
-
-def main(arguments: list[str]) -> int:
-    return renew("lab.tools.estimator_tables", __doc__, arguments, pages)
+    return placed(
+        (root / page, mark, f"\n{make(read(results / file))}\n" if (results / file).exists() else "")
+        for page, mark, file, make in PLACES
+    )
 
 
 def _line(one: Summary) -> tuple[str, ...]:
     return (
         f"`{one.name}`",
         f"{one.answered} of {one.cases}",
-        _percent(one.error_median),
-        _percent(one.error_p90),
-        _percent(one.under_by_5_percent_share),
-        _percent(one.bound_holds_share),
-        _percent(one.overbooked_median, "+"),
-        "-" if one.took_median_s is None else f"{one.took_median_s:.1f}",
+        percent(one.error_median),
+        percent(one.error_p90),
+        percent(one.under_by_5_percent_share),
+        percent(one.bound_holds_share),
+        percent(one.overbooked_median, "+"),
+        shown(one.took_median_s, ".1f"),
     )
 
 
-def _folded(text: str) -> str:
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
-
-
-def _percent(part: float | None, sign: str = "") -> str:
-    return "-" if part is None else f"{100 * part:{sign}.1f} %"
-
-
-def _mib(mib: float | None) -> str:
-    return "-" if mib is None else f"{mib:,.0f}"
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(renew("lab.tools.estimator_tables", __doc__, sys.argv[1:], pages))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.markdown import filled, renew, table
+from tools.markdown import placed, renew, table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results" / "simulation"
@@ -102,13 +102,13 @@ def recorded() -> dict[str, Any]:
 
 
 def pages() -> dict[Path, str]:
-    page = filled(PAGE.read_text(encoding="utf-8"), "fidelity", judged(results(VIRTUAL, VIRTUAL_ROWS), VIRTUAL_ROWS))
-    page = filled(page, "fidelity on a card", judged(results(CARD, CARD_ROWS), CARD_ROWS))
-    results_page, gains = ROOT / "docs" / "results.md", gained(recorded())
-    return {
-        PAGE: filled(page, "gains on a card", gains),
-        results_page: filled(results_page.read_text(encoding="utf-8"), "gains on a card", gains),
-    }
+    gains = gained(recorded())
+    return placed((
+        (PAGE, "fidelity", judged(results(VIRTUAL, VIRTUAL_ROWS), VIRTUAL_ROWS)),
+        (PAGE, "fidelity on a card", judged(results(CARD, CARD_ROWS), CARD_ROWS)),
+        (PAGE, "gains on a card", gains),
+        (ROOT / "docs" / "results.md", "gains on a card", gains),
+    ))  # fmt: skip
 
 
 if __name__ == "__main__":

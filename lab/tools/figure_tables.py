@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tools.markdown import filled, renew, table
+from tools.markdown import placed, renew, table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results"
@@ -78,12 +78,8 @@ def made(one: Mapping[str, Any]) -> str:
 
 
 def pages() -> dict[Path, str]:
-    renewed: dict[Path, str] = {}
-    for one in tomllib.loads(TABLES.read_text(encoding="utf-8"))["table"]:
-        page = ROOT / one["page"]
-        text = renewed.get(page) or page.read_text(encoding="utf-8")
-        renewed[page] = filled(text, one["mark"], f"\n{made(one)}\n")
-    return renewed
+    tables = tomllib.loads(TABLES.read_text(encoding="utf-8"))["table"]
+    return placed((ROOT / one["page"], one["mark"], f"\n{made(one)}\n") for one in tables)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,9 @@ from carma import __version__
 from carma.core.model.values import Demand
 from carma.core.scheduling.sharing_model import by_size, progress_rates
 from carma.traces.table import shipped_table
+from carma.trial.cards import CARDS
 from carma.trial.demand.kernel_work import StepWork, work_of
-from carma.trial.demand.prediction import CONSTANTS, FIGURES, H200, LEAST_KNOWN, RATES, DemandConstants, shown
+from carma.trial.demand.prediction import CONSTANTS, FIGURES, LEAST_KNOWN, DemandConstants, shown
 from carma.trial.layers.column_reading import CannotTell
 from carma.trial.layers.description import HALF, Described
 from carma.trial.layers.kinds import kind_of
@@ -47,6 +48,7 @@ RESULTS, ERRORS = Path("lab/results/gpumemnet/demand.json"), Path("lab/src/carma
 FOLDS, ROUNDS, PAIRS = 6, 18, 4000
 STEP_WEIGHT, PULL, ROBUST = 0.15, 0.1, 0.1  # of the log of a step; towards the start; from where errors count less
 Numbers = NDArray[np.float64]
+H200, A100 = (next(card for card in CARDS if card.alias == alias) for alias in ("h200", "a100-40gb"))
 START = DemandConstants(
     efficiency=((0.7, 0.4, 0.3), (0.3, 0.3, 0.2), (0.1, 0.1, 0.05), (0.3, 0.2, 0.3)),
     channels_last=1.4,
@@ -235,7 +237,7 @@ def on_an_a100(runs: Sequence[Run], constants: DemandConstants) -> dict[str, Any
     table = shipped_table().tasks
     names = {task.name: [name for name in task.trace_names if name in table] for task in TASKS}
     known = [run for run in runs if run.family == "trace" and names.get(run.name)]
-    found = demands(shown(joined([run.work for run in known]), constants, RATES["a100-40gb"]))
+    found = demands(shown(joined([run.work for run in known]), constants, A100))
     off: dict[str, list[float]] = {name: [] for name in FIGURES}
     for run, said in zip(known, found, strict=True):
         truth = table[names[run.name][0]].demand

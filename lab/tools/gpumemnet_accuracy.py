@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from carma_lab.bench.results_file import percent
 from gpumemnet.training import NAMES, SERVED, WIDTHS_GB
 from gpumemnet.training.accuracy_report import Entry, Judged, Report
 from gpumemnet.training.main import PUBLIC
@@ -154,10 +155,6 @@ def data(report: Report) -> str:
         figures = (f"{one.rows:,}", one.gpu, f"{least:,.0f} to {most:,.0f} MiB", _left(one.left_out))
         parts.append((DATA.get(name, name), *figures))
     return table(("networks", "runs", "GPU", "footprints", "left out"), parts)
-
-
-def percent(part: float | None) -> str:
-    return ABSENT if part is None else f"{100 * part:.1f} %"
 
 
 def _left(left_out: Mapping[str, int]) -> str:

@@ -24,13 +24,14 @@ from carma_lab.bench import gpumemnet as speedbench
 from carma_lab.bench.machine import Machine
 from carma_lab.bench.memory.comparison_file import read as read_comparison
 from carma_lab.bench.memory.figures import Summary
+from carma_lab.bench.results_file import percent
 from gpumemnet import FAMILIES
 from gpumemnet.serving.model_facts import SHIPPED, Facts, read_facts
 from gpumemnet.training import SERVED
 from gpumemnet.training.accuracy_report import Report
 from gpumemnet.training.accuracy_report import read as read_report
 from lab.tools import gpumemnet_accuracy as accuracy
-from tools.markdown import filled, renew, table
+from tools.markdown import folded, placed, renew, table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results" / "gpumemnet"
@@ -66,7 +67,7 @@ def _report(file: Path, _changed_ns: int) -> Report:
 def _head(report: Report) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     said = f"Made on {report.date} with {versions}, on {report.cores} cores, seed {report.seed}, by"
-    return f"{_folded(said)}\n\n    {report.command}"
+    return f"{folded(said)}\n\n    {report.command}"
 
 
 def pictures(results: Path) -> str:
@@ -87,7 +88,7 @@ def speed(results: Path) -> str:
             str(timing.layers),
             f"{timing.median_ms:.2f} ms",
             f"{timing.p95_ms:.2f} ms",
-            accuracy.ABSENT if timing.published_ms is None else _span(*timing.published_ms),
+            "-" if timing.published_ms is None else _span(*timing.published_ms),
         )
         for timing in report.timings
     ]
@@ -96,8 +97,8 @@ def speed(results: Path) -> str:
         f"the aim is {report.limit_ms:g} ms{_busy(report.machine)}:"
     )
     missed = "; ".join(f"{one.part} of {one.of}" for one in report.timings if one.median_ms > report.limit_ms)
-    ends = _folded(f"Slower than the aim: {missed}." if missed else "All times are within the aim.")
-    return f"{_folded(said)}\n\n{table(('part', 'of', 'layers', 'median', 'p95', 'published'), lines)}\n{ends}\n"
+    ends = folded(f"Slower than the aim: {missed}." if missed else "All times are within the aim.")
+    return f"{folded(said)}\n\n{table(('part', 'of', 'layers', 'median', 'p95', 'published'), lines)}\n{ends}\n"
 
 
 def zoo(results: Path) -> str:
@@ -111,7 +112,7 @@ def zoo(results: Path) -> str:
         f"{runs} training runs of models in real use, measured on an {comparison.gpu}; none was generated. Bounds are "
         f"at {100 * comparison.level:g} %. A formula has no bound; its result is booked:"
     )
-    text = f"{_folded(said)}\n\n{table(('estimator', *ZOO), map(_summed, comparison.estimators))}"
+    text = f"{folded(said)}\n\n{table(('estimator', *ZOO), map(_summed, comparison.estimators))}"
     if comparison.networks:
         text += "\n" + table(("networks: estimator", *ZOO), map(_summed, comparison.networks))
     return text
@@ -127,14 +128,14 @@ def blind(results: Path) -> str:
         for width, answers in found["classes"].items():
             for name, shares in answers.items():
                 shown = (shares["right"], shares["too_low"], found["median_error"][name])
-                lines.append((accuracy.DATA[family], str(found["rows"]), width, name, *map(accuracy.percent, shown)))
+                lines.append((accuracy.DATA[family], str(found["rows"]), width, name, *map(percent, shown)))
     return table(("networks", "runs", "class", "answer", "right", "too low", "median error"), lines)
 
 
 def _summed(one: Summary) -> tuple[str, ...]:
     errors = (one.error_median, one.error_p90, one.error_worst)
     shares = (one.under_share, one.under_by_5_percent_share, one.bound_holds_share, one.overbooked_median)
-    return (one.name, f"{one.answered} of {one.cases}", *map(accuracy.percent, (*errors, *shares)))
+    return (one.name, f"{one.answered} of {one.cases}", *map(percent, (*errors, *shares)))
 
 
 def ranges(_results: Path, models: Path = SHIPPED) -> str:
@@ -216,17 +217,8 @@ PLACES = (
 
 def pages(root: Path = ROOT, results: Path = RESULTS, places: tuple[Place, ...] = PLACES) -> dict[Path, str]:
     """The required text of every page with such figures."""
-    made: dict[Path, str] = {}
-    for place in places:
-        page = root / place.page
-        text = made.get(page) or page.read_text(encoding="utf-8")
-        inside = place.make(results)
-        made[page] = filled(text, place.mark, f"\n{inside}\n" if inside else "")
-    return made
-
-
-def main(arguments: list[str]) -> int:
-    return renew("lab.tools.gpumemnet_tables", __doc__, arguments, pages)
+    made = ((place, place.make(results)) for place in places)
+    return placed((root / place.page, place.mark, f"\n{text}\n" if text else "") for place, text in made)
 
 
 def _busy(machine: Machine) -> str:
@@ -239,9 +231,5 @@ def _span(least: float, most: float) -> str:
     return f"{least:g} ms" if least == most else f"{least:g}–{most:g} ms"
 
 
-def _folded(text: str) -> str:
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(renew("lab.tools.gpumemnet_tables", __doc__, sys.argv[1:], pages))

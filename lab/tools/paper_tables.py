@@ -1,13 +1,14 @@
-"""Writes the short tables of the simulated experiments into the README and docs/results.md:
-`python -m lab.tools.paper_tables`. They come from
-lab/results/simulation/paper.json. `--check` writes nothing and says whether it is up to date.
+"""Writes the short tables of the simulated experiments into the README and docs/results.md.
+
+    python -m lab.tools.paper_tables
+
+They come from lab/results/simulation/paper.json. `--check` writes nothing and exits with 1 if a page is not up to date.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from carma_lab.bench.paper.cases import geo_mean
 from carma_lab.bench.paper.published import PUBLISHED
 from carma_lab.bench.paper.variants import FEW_GPUS
-from tools.markdown import filled, renew, table
+from tools.markdown import folded, placed, renew, table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results" / "simulation" / "paper.json"
@@ -48,7 +49,7 @@ def short(parts: dict[str, Any]) -> str:
         "The row of our defaults knows run times from history "
         "([what that changed](simulation.md#run-times-from-history)):"
     )
-    return f"{textwrap.fill(said, 120, break_long_words=False, break_on_hyphens=False)}\n\n{table(HEAD, lines)}"
+    return f"{folded(said)}\n\n{table(HEAD, lines)}"
 
 
 def headline(parts: dict[str, Any]) -> str:
@@ -88,8 +89,8 @@ def _mean(values: Sequence[float]) -> str:
 
 def pages(root: Path = ROOT, results: Path = RESULTS) -> dict[Path, str]:
     parts = json.loads(results.read_text(encoding="utf-8"))["parts"]
-    places = ((root / "docs" / "results.md", "paper", short(parts)), (root / "README.md", "makespan", headline(parts)))
-    return {page: filled(page.read_text(encoding="utf-8"), mark, f"\n{text}\n") for page, mark, text in places}
+    texts = ((root / "docs" / "results.md", "paper", short(parts)), (root / "README.md", "makespan", headline(parts)))
+    return placed((page, mark, f"\n{text}\n") for page, mark, text in texts)
 
 
 if __name__ == "__main__":

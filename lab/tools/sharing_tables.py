@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tools.markdown import filled, renew, table
+from tools.markdown import folded, placed, renew, table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results" / "simulation" / "sharing.json"
@@ -99,7 +98,7 @@ def lucid(found: dict[str, Any]) -> str:
 
 def told(found: dict[str, Any]) -> str:
     twice = found["same_group_measured_twice"]
-    return _folded(
+    return folded(
         f"Made on {found['date']}, seed {found['seed']}, by `{found['command']}`, from {found['mps']['rates']} speeds "
         f"under MPS and {found['timeslice']['rates']} in time slices. The same group measured twice differs by "
         f"{_error(twice)} in the mean ({twice['rates']} speeds), so that a single measurement is off by about "
@@ -111,7 +110,7 @@ def band_told(found: dict[str, Any]) -> str:
     cautions = {name: found[mechanism]["of_the_cautious"]["caution"] for mechanism, name in MECHANISMS.items()}
     said = [f"{100 * one['kept_to_by_a_band_made_without_the_task']:.0f} % ({name})" for name, one in cautions.items()]
     prior = found["unknown"]
-    return _folded(
+    return folded(
         f"Judged by a band that was made without the task as well, {' and '.join(said)} of the speeds keep to it. Of a "
         f"task of which nothing is known, engine activity is taken to be {prior['gr_active']:.2f} and power "
         f"{prior['power']:.2f}, which nine in ten of the {prior['tasks']} tasks have at most, and SM activity "
@@ -143,7 +142,7 @@ def outside_told(found: dict[str, Any]) -> str:
         f"nearly in the right order (rank correlation {ranks}). Engine activity is MISO's SM utilisation, and power is "
         "its power; SM activity is guessed.",
     )
-    return "".join(_folded(f"- {line}", indent="  ") for line in lines)
+    return "\n".join(folded(f"- {line}", indent="  ") for line in lines)
 
 
 def _most_off(copies: dict[str, Any]) -> float:
@@ -151,10 +150,6 @@ def _most_off(copies: dict[str, Any]) -> float:
     pairs = [(size, *one["total_said_and_measured"][size]) for name, one in copies.items() if name.startswith("mps ")
              for size in NUMBERS]  # fmt: skip
     return max(float(abs(said - was)) / int(size) for size, said, was in pairs)
-
-
-def _folded(text: str, indent: str = "") -> str:
-    return textwrap.fill(text, width=120, subsequent_indent=indent, break_on_hyphens=False) + "\n"
 
 
 MARKS = {
@@ -179,10 +174,7 @@ def _judged(one: dict[str, float]) -> tuple[str, ...]:
 
 def pages() -> dict[Path, str]:
     found = json.loads(RESULTS.read_text(encoding="utf-8"))
-    text = PAGE.read_text(encoding="utf-8")
-    for mark, make in MARKS.items():
-        text = filled(text, mark, make(found))
-    return {PAGE: text}
+    return placed((PAGE, mark, make(found).rstrip() + "\n") for mark, make in MARKS.items())
 
 
 if __name__ == "__main__":

@@ -180,3 +180,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 def shown(value: float | None, form: str = ".2f") -> str:
     return "-" if value is None else format(value, form)
+
+
+def percent(part: float | None, sign: str = "") -> str:
+    return "-" if part is None else f"{100 * part:{sign}.1f} %"

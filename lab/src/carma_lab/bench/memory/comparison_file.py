@@ -11,7 +11,7 @@ from carma.core.model.values import Record
 from carma_lab.bench.machine import Machine
 from carma_lab.bench.memory.figures import Refusal, Row, Summary
 from carma_lab.bench.memory.published18 import PUBLISHED, Off
-from carma_lab.bench.results_file import print_table, say, shown
+from carma_lab.bench.results_file import percent, print_table, say, shown
 
 HEAD = ("answered", "refused", "median", "p90", "worst", "under > 5 %", "under", "bound holds", "over-booked", "time")
 
@@ -85,7 +85,7 @@ def print_published(comparison: Comparison, main: str) -> None:
     print_table(f"The 18 published models, MiB; ours for an {comparison.gpu}", columns, lines)
     say("")
     lines = [
-        (off.name, off.against, str(off.models), f"{off.mean_mib:,.0f} MiB", _percent(off.median), str(off.under))
+        (off.name, off.against, str(off.models), f"{off.mean_mib:,.0f} MiB", percent(off.median), str(off.under))
         for off in comparison.published
     ]
     print_table("Errors", ("estimator", "against", "models", "mean", "median", "under"), lines)
@@ -108,8 +108,8 @@ def _published_line(place: int, rows: Mapping[str, Row]) -> Sequence[str]:
         f"{one.horus_mib:,}",
         shown(estimated, ",.0f"),
         shown(None if row is None else row.bound_mib, ",.0f"),
-        _percent(None if row is None else row.error, "+"),
-        _percent(None if estimated is None or later is None else estimated / later - 1, "+"),
+        percent(None if row is None else row.error, "+"),
+        percent(None if estimated is None or later is None else estimated / later - 1, "+"),
     )
 
 
@@ -118,19 +118,15 @@ def _line(summary: Summary) -> Sequence[str]:
         summary.name,
         str(summary.answered),
         str(summary.refused),
-        _percent(summary.error_median),
-        _percent(summary.error_p90),
-        _percent(summary.error_worst, "+"),
-        _percent(summary.under_by_5_percent_share),
-        _percent(summary.under_share),
-        _percent(summary.bound_holds_share),
-        _percent(summary.overbooked_median, "+"),
+        percent(summary.error_median),
+        percent(summary.error_p90),
+        percent(summary.error_worst, "+"),
+        percent(summary.under_by_5_percent_share),
+        percent(summary.under_share),
+        percent(summary.bound_holds_share),
+        percent(summary.overbooked_median, "+"),
         f"{shown(summary.took_median_s, '.1f')} s",
     )
-
-
-def _percent(part: float | None, sign: str = "") -> str:
-    return "-" if part is None else f"{100 * part:{sign}.1f} %"
 
 
 def _count(comparison: Comparison) -> int:
