@@ -12,17 +12,15 @@ from msgspec.structs import replace
 
 from carma.core.model.values import Demand
 from carma.core.scheduling.sharing_model import progress_rates
+from carma.trial.cards import CARDS
 from carma.trial.demand.kernel_work import ATTENTION, COLUMNS, HALVES, OPTIMIZER, PRODUCT, TF32, work_of
 from carma.trial.demand.prediction import (
-    A100_CURVE,
     CONSTANTS,
     FIGURES,
-    H200,
-    RATES,
     DemandConstants,
+    card_with_rates,
     constants,
     demand_of,
-    rates_of,
     shown,
 )
 from carma.trial.layers.column_reading import CannotTell
@@ -33,6 +31,7 @@ from lab.tools import demand_tables, fit_demand
 ROOT = Path(__file__).parents[2]
 FOUND = json.loads((ROOT / "lab" / "results" / "gpumemnet" / "demand.json").read_text(encoding="utf-8"))
 CARD = "NVIDIA H200"
+KNOWN = {card.alias: card for card in CARDS}
 
 
 def mlp(batch: int = 512, width: int = 2048, depth: int = 6, **changes: object) -> Described:
@@ -59,7 +58,7 @@ def told(described: Described, gpu: str = CARD) -> Demand:
 
 
 def step_s(described: Described, card: str = "h200") -> float:
-    return float(shown(work_of(described), constants(), RATES[card])["step_s"][0])
+    return float(shown(work_of(described), constants(), KNOWN[card])["step_s"][0])
 
 
 def kernels(described: Described, kind: int) -> list[dict[str, float]]:
@@ -142,7 +141,7 @@ def test_a_slower_card_is_kept_busier_by_the_same_step() -> None:
 
 def test_an_a100_draws_by_the_simulators_curve() -> None:
     curve, found = simulated_cards.A100_40, told(mlp(batch=4096), "NVIDIA A100-SXM4-40GB")
-    assert (curve.of_sm, curve.of_dram, curve.sharpness) == A100_CURVE
+    assert (curve.of_sm, curve.of_dram, curve.sharpness) == KNOWN["a100-40gb"].power_curve
     assert found.power == pytest.approx(curve.share(found.sm_active, found.dram_active), abs=0.02)
 
 
@@ -153,9 +152,9 @@ def test_half_precision_is_faster_where_arithmetic_is_what_takes_time() -> None:
 
 def test_one_at_a_time_and_many_at_once_are_the_same() -> None:
     every = [mlp(), mlp(batch=7), mlp(depth=2, autocast="float16"), mlp(channels_last=True)]
-    together = shown(fit_demand.joined([work_of(one) for one in every]), constants(), H200)
+    together = shown(fit_demand.joined([work_of(one) for one in every]), constants(), KNOWN["h200"])
     for place, one in enumerate(every):
-        alone = shown(work_of(one), constants(), H200)
+        alone = shown(work_of(one), constants(), KNOWN["h200"])
         assert all(alone[name][0] == pytest.approx(together[name][place]) for name in (*FIGURES, "step_s"))
 
 
@@ -178,7 +177,7 @@ def test_outside_of_what_it_knows_it_tells_nothing(made: Described) -> None:
 
 @pytest.mark.parametrize("gpu", ["Virtual GPU 40 GiB", "Tesla V100-SXM2-16GB", "NVIDIA H200 MIG 1g.18gb", ""])
 def test_of_cards_without_rates_and_of_parts_of_cards_nothing_is_told(gpu: str) -> None:
-    assert rates_of(gpu) is None
+    assert card_with_rates(gpu) is None
     assert demand_of(mlp(), gpu) is None
 
 

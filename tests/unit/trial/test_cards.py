@@ -50,7 +50,7 @@ def test_a_typed_name_counts_whole() -> None:
 
 def test_every_spelling_belongs_to_one_card() -> None:
     for card in CARDS:
-        for spelled in card.names():
+        for spelled in card.names:
             assert find_card(spelled) is card
             assert card_for(spelled) is card
 

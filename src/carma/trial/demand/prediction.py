@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from carma.core.model.values import Demand, Record
-from carma.trial.cards import card_for
+from carma.trial.cards import Card, card_for
 from carma.trial.demand.kernel_work import ATTENTION, CAST, CONVOLUTION, KERNELS, OPTIMIZER, StepWork, work_of
 from carma.trial.layers.column_reading import CannotTell
 from carma.trial.layers.description import Described, bytes_each
@@ -39,34 +39,6 @@ FIGURES = ("sm_active", "sm_occupancy", "dram_active", "gr_active", "power")
 # Classes of kernels by how they fill a GPU: products and attention, convolutions, all others.
 _CLASS = np.array([0, 1, 1, 0, 2, 2, 2, 2, 2])
 _CORNER = 4.0  # sharpness of the transition between two bounds
-
-
-class Rates(Record, frozen=True, kw_only=True):
-    """From data sheets: dense peaks in TFLOP/s, bandwidth in GB/s."""
-
-    sms: int
-    peaks: tuple[float, float, float]  # fp32, TF32, half precision
-    dram_gbs: float
-    # (a, b, c) of the power 1 - exp(-(a * SM + b * DRAM) ** c), with activities, if it is not that of an H200.
-    curve: tuple[float, float, float] | None = None
-
-
-A100_CURVE = (
-    1.785,
-    0.097,
-    1.997,
-)  # of carma_lab/simulator/simulated_cards.py, from published means of tasks alone
-H200 = Rates(sms=132, peaks=(67.0, 495.0, 989.0), dram_gbs=4800.0)
-RATES = {
-    "h200": H200,
-    "gh200": Rates(sms=132, peaks=(67.0, 495.0, 989.0), dram_gbs=4000.0),
-    "h100": Rates(sms=132, peaks=(67.0, 495.0, 989.0), dram_gbs=3350.0),
-    "h100-pcie": Rates(sms=114, peaks=(51.0, 378.0, 756.0), dram_gbs=2000.0),
-    "a100-40gb": Rates(sms=108, peaks=(19.5, 156.0, 312.0), dram_gbs=1555.0, curve=A100_CURVE),
-    "a100-pcie-40gb": Rates(sms=108, peaks=(19.5, 156.0, 312.0), dram_gbs=1555.0, curve=A100_CURVE),
-    "a100-80gb": Rates(sms=108, peaks=(19.5, 156.0, 312.0), dram_gbs=2039.0, curve=A100_CURVE),
-    "a100-pcie-80gb": Rates(sms=108, peaks=(19.5, 156.0, 312.0), dram_gbs=1935.0, curve=A100_CURVE),
-}
 
 
 class DemandConstants(Record, frozen=True, kw_only=True):
@@ -97,8 +69,8 @@ class DemandConstants(Record, frozen=True, kw_only=True):
     power: tuple[float, ...]  # at rest, of engine, SM and DRAM activity, of arithmetic in each number format
 
 
-def shown(steps: StepWork, constants: DemandConstants, card: Rates) -> dict[str, NDArray[np.float64]]:
-    """FIGURES and `step_s` of each step."""
+def shown(steps: StepWork, constants: DemandConstants, card: Card) -> dict[str, NDArray[np.float64]]:
+    """FIGURES and `step_s` of each step, on a card with rates."""
     kernel, flops, size, _, _, number, count = steps.kernels.T
     kind, form = kernel.astype(np.int64), number.astype(np.int64)
     like = _CLASS[kind]
@@ -117,8 +89,10 @@ def shown(steps: StepWork, constants: DemandConstants, card: Rates) -> dict[str,
     passes = size * count * _of(constants.moved, kind) * size / (size + constants.cached_bytes)
     dram = _part(total(passes) / step_s / (card.dram_gbs * 1e9))
     sm = np.minimum(sm, engine)
-    work = [np.where((form == place) & (kind <= ATTENTION), flops * count, 0.0) for place in range(len(card.peaks))]
-    arithmetic = [total(each) / (peak * 1e12 * step_s) for each, peak in zip(work, card.peaks, strict=True)]
+    work = [
+        np.where((form == place) & (kind <= ATTENTION), flops * count, 0.0) for place in range(len(card.peaks_tflops))
+    ]
+    arithmetic = [total(each) / (peak * 1e12 * step_s) for each, peak in zip(work, card.peaks_tflops, strict=True)]
     return {
         "sm_active": sm,
         "sm_occupancy": _part(total(works * wide * _of(constants.warps, kind)) / step_s),
@@ -129,26 +103,26 @@ def shown(steps: StepWork, constants: DemandConstants, card: Rates) -> dict[str,
     }
 
 
-def _kernel_s(steps: StepWork, constants: DemandConstants, card: Rates) -> tuple[NDArray[np.float64], ...]:
+def _kernel_s(steps: StepWork, constants: DemandConstants, card: Card) -> tuple[NDArray[np.float64], ...]:
     """Of each kernel: seconds of its work, seconds of its starts, and the part of the GPU that it fills."""
     kernel, flops, size, blocks, launches, number, count = steps.kernels.T
     kind, form = kernel.astype(np.int64), number.astype(np.int64)
     like = _CLASS[kind]
-    waves = blocks * _of(constants.blocks, like) / card.sms
+    waves = blocks * _of(constants.blocks, like) / card.multiprocessors
     filled = np.maximum(waves / (1.0 + waves**_CORNER) ** (1.0 / _CORNER), 1e-4)
     table = np.ones((len(KERNELS), 3))
     table[: len(constants.efficiency)] = constants.efficiency
     efficiency = table[kind, form] * np.where(steps.channels_last & (kind == CONVOLUTION), constants.channels_last, 1.0)
-    arithmetic = flops / ((np.array(card.peaks) * 1e12)[form] * efficiency)
+    arithmetic = flops / ((np.array(card.peaks_tflops) * 1e12)[form] * efficiency)
     memory = size / (card.dram_gbs * 1e9 * _of(constants.bandwidth, kind))
     works = count * _either(arithmetic, memory, _CORNER) / filled ** _of(constants.slower, like)
     return works, count * launches * _of(constants.starting_s, like), filled
 
 
-def _power(parts: Sequence[NDArray[np.float64]], constants: DemandConstants, card: Rates) -> NDArray[np.float64]:
+def _power(parts: Sequence[NDArray[np.float64]], constants: DemandConstants, card: Card) -> NDArray[np.float64]:
     """Share of the power above idle. `parts`: engine, SM and DRAM activity, then arithmetic."""
-    if card.curve is not None:
-        of_sm, of_dram, sharpness = card.curve
+    if card.power_curve is not None:
+        of_sm, of_dram, sharpness = card.power_curve
         found: NDArray[np.float64] = 1.0 - np.exp(-((of_sm * parts[1] + of_dram * parts[2]) ** sharpness))
         return found
     rest, *weights = constants.power
@@ -180,12 +154,10 @@ def _part(value: NDArray[np.float64]) -> NDArray[np.float64]:
     return found
 
 
-def rates_of(gpu: str) -> Rates | None:
-    """Rates of a GPU by its driver's name; None for an unknown GPU or a MIG instance."""
-    if "mig" in gpu.lower().split():
-        return None
-    card = card_for(gpu)
-    return None if card is None else RATES.get(card.alias)
+def card_with_rates(gpu: str) -> Card | None:
+    """The GPU of this driver's name; None for a GPU without rates or a MIG instance."""
+    card = None if "mig" in gpu.lower().split() else card_for(gpu)
+    return card if card is not None and card.peaks_tflops else None
 
 
 @cache
@@ -195,7 +167,7 @@ def constants() -> DemandConstants:
 
 def demand_of(described: Described, gpu: str, *, tf32: bool = False) -> Demand | None:
     """None if there is no prediction. Figures have two digits, which is their accuracy."""
-    card = rates_of(gpu)
+    card = card_with_rates(gpu)
     if card is None or described.passes > 1 or bytes_each(described.dtype) not in (2, 4):
         return None
     try:
