@@ -18,7 +18,7 @@ import pytest
 from carma.core.model.values import Owner, TaskSpec
 from carma.daemon.probes import pool as module
 from carma.daemon.probes.pool import PROBES_PER_USER, WAITING_PER_USER, Probes
-from carma.daemon.probes.program import CheckRunnable, take_identity
+from carma.daemon.probes.program import Request, take_identity
 from carma.errors import Busy, CarmaError, NotRunnable
 from carma.procfs import processes
 from carma.testing.launcher_contract import order_of
@@ -265,7 +265,7 @@ def test_a_probe_ends_when_the_socket_of_the_daemon_is_closed() -> None:
     with ours, theirs:
         probe = module._start(theirs)
         theirs.close()
-        ours.sendall(b'{"type":"start","owner":null}\n')
+        ours.sendall(b"null\n")
         ours.close()
         assert probe.wait(LIMIT_S) == 0
 
@@ -278,8 +278,8 @@ def test_a_probe_that_hangs_ends_itself_when_its_daemon_is_gone(monkeypatch: pyt
     with ours, theirs:
         probe = module._start(theirs)
         theirs.close()
-        request = msgspec.json.encode(CheckRunnable(RUNNABLE))
-        ours.sendall(b'{"type":"start","owner":null}\n' + request + b"\n")
+        request = msgspec.json.encode(Request(question="runnable", spec=RUNNABLE))
+        ours.sendall(b"null\n" + request + b"\n")
         ours.close()
         assert probe.wait(LIMIT_S) == -signal.SIGALRM
 

@@ -21,21 +21,11 @@ from pathlib import Path
 import msgspec
 
 import carma
-from carma.core.model.values import Frameworks, Owner, TaskSpec
+from carma.core.model.values import NO_FRAMEWORKS, Frameworks, Owner, TaskSpec
 from carma.core.ports import LaunchOrder
 from carma.daemon.probes.command_check import needed_fields
-from carma.daemon.probes.program import (
-    Answer,
-    CheckRunnable,
-    CommandRefused,
-    FindFrameworks,
-    FrameworksFound,
-    Passed,
-    ProbeProblem,
-    Request,
-    Start,
-)
-from carma.errors import Busy, CarmaError, NotRunnable
+from carma.daemon.probes.program import Answer, Request
+from carma.errors import Busy, CarmaError, NotRunnable, from_code
 
 SUBMIT_LIMIT_S = 20.0
 LAUNCH_LIMIT_S = 5.0  # after it the launch goes on without the memory limit of the framework
@@ -43,20 +33,11 @@ PROBES_PER_USER = 4
 WAITING_PER_USER = 60  # requests that wait for one of these probes
 IDLE_PROBES = 16  # of all users together
 AGE_LIMIT_S = 60.0  # a newer probe knows a change of the user's groups
-REAP_S = 0.2  # between checks whether killed probes have ended
+TIDY_S = 0.2  # between checks whether idle probes are too old and killed probes have ended
 CLOSE_LIMIT_S = 1.0
 ANSWER_LIMIT_BYTES = 256 * 1024
 
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from carma.daemon.probes.program import main; main()"
-_ANSWERS: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
-
-
-class NoAnswer(Exception):
-    """The probe did not answer in time."""
-
-
-class ProbeEnded(Exception):
-    """The probe ended without an answer, for example because it was killed."""
 
 
 class Probes:
@@ -66,40 +47,31 @@ class Probes:
         self._users: dict[int, _User] = {}
         self._idle: list[_Probe] = []  # the one that became idle last is at the end
         self._killed: list[tuple[_Probe, _User | None]] = []  # not reaped yet; with the user whose place it holds
-        self._timer: asyncio.TimerHandle | None = None
+        self._tidying: asyncio.Task[None] | None = None
 
     async def check_runnable(self, spec: TaskSpec, owner: Owner) -> None:
         """Raises NotRunnable if the owner could not start the command, Busy if this cannot be checked now."""
         try:
-            answer = await self.ask(owner, CheckRunnable(needed_fields(spec)), SUBMIT_LIMIT_S)
-        except NoAnswer as error:
+            await self._ask(owner, Request(question="runnable", spec=needed_fields(spec)), SUBMIT_LIMIT_S)
+        except TimeoutError as error:
             raise NotRunnable(
                 f"the working directory {spec.directory} or a directory of PATH did not answer within "
                 f"{SUBMIT_LIMIT_S:g} s",
                 "check whether it is on a network file system that hangs",
             ) from error
-        match answer:
-            case Passed():
-                return
-            case CommandRefused(message=message, hint=hint):
-                raise NotRunnable(message, hint)
-            case _:
-                raise _unexpected(answer)
 
     async def find_frameworks(self, order: LaunchOrder) -> Frameworks:
         """Never raises: `problem` of the result says why the frameworks are unknown."""
         try:
-            answer = await self.ask(order.owner, FindFrameworks(order.spec), LAUNCH_LIMIT_S)
-        except NoAnswer:
+            request = Request(question="frameworks", spec=order.spec)
+            return await self._ask(order.owner, request, LAUNCH_LIMIT_S) or NO_FRAMEWORKS
+        except TimeoutError:
             return Frameworks(problem=f"the files of its interpreter did not answer within {LAUNCH_LIMIT_S:g} s")
-        except Busy as error:
+        except CarmaError as error:
             return Frameworks(problem=str(error))
-        return (
-            answer.frameworks if isinstance(answer, FrameworksFound) else Frameworks(problem=str(_unexpected(answer)))
-        )
 
-    async def ask(self, owner: Owner, request: Request, limit_s: float) -> Answer:
-        """Raises NoAnswer or Busy."""
+    async def _ask(self, owner: Owner, request: Request, limit_s: float) -> Frameworks | None:
+        """Raises the problem that the probe found, TimeoutError or Busy."""
         self._reap()
         user = self._users.setdefault(owner.uid, _User())
         user.check_capacity()
@@ -107,12 +79,13 @@ class Probes:
         user.asking += 1
         try:
             async with asyncio.timeout(limit_s):
-                return await self._ask_in_place(user, owner if _switches(owner) else None, line)
-        except TimeoutError as error:
-            raise NoAnswer from error
+                answer = await self._ask_in_place(user, owner if _switches(owner) else None, line)
         finally:
             user.asking -= 1
-            self._forget_unused(owner.uid)
+            self._forget_unused()
+        if answer.problem is not None:
+            raise from_code(answer.problem.code, answer.problem.message, answer.problem.hint)
+        return answer.frameworks
 
     async def close(self) -> None:
         """Kill all probes. Those that hang are left behind."""
@@ -122,32 +95,29 @@ class Probes:
         deadline_s = time.monotonic() + CLOSE_LIMIT_S
         while self._reap() and time.monotonic() < deadline_s:
             await asyncio.sleep(0.01)
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._tidying is not None:
+            self._tidying.cancel()
 
     async def _ask_in_place(self, user: _User, identity: Owner | None, line: bytes) -> Answer:
         """Wait for one of the user's places, then for the answer. The place of a probe that is killed is given back
         when the probe has ended."""
         await user.places.acquire()
-        probe: _Probe | None = None
+        asked: _Probe | None = None
         try:
             for is_last in (False, True):
-                probe = self._take(identity, new=is_last)
-                try:
-                    answer = await probe.ask(line)
-                except ProbeEnded:
-                    self._kill(probe, None)
-                    probe = None
-                else:
+                asked = self._take(identity, new=is_last)
+                answer = await asked.ask(line)
+                probe, asked = asked, None
+                if answer is not None:
                     self._put_back(probe)
-                    probe = None
                     return answer
+                self._kill(probe, None)
         finally:
-            if probe is None:
+            if asked is None:
                 user.places.release()
             else:  # no answer, or the request was cancelled
                 user.hanging += 1
-                self._kill(probe, user)
+                self._kill(asked, user)
         raise Busy("the process that checks the files of your command ended twice", "try again later")
 
     def _take(self, identity: Owner | None, *, new: bool) -> _Probe:
@@ -167,50 +137,38 @@ class Probes:
         self._idle.append(probe)
         if len(self._idle) > IDLE_PROBES:
             self._kill(self._idle.pop(0), None)
-        self._schedule()
+        self._keep_tidy()
 
     def _kill(self, probe: _Probe, user: _User | None) -> None:
         probe.kill()
         self._killed.append((probe, user))
-        self._schedule()
+        self._keep_tidy()
 
-    def _schedule(self) -> None:
-        if not self._killed and not self._idle:
-            return
-        loop = asyncio.get_running_loop()
-        due_s = loop.time() + (REAP_S if self._killed else AGE_LIMIT_S)
-        if self._timer is not None and self._timer.when() > due_s:
-            self._timer.cancel()
-            self._timer = None
-        if self._timer is None:
-            self._timer = loop.call_at(due_s, self._tidy)
+    def _keep_tidy(self) -> None:
+        if self._tidying is None or self._tidying.done():
+            self._tidying = asyncio.get_running_loop().create_task(self._tidy())
 
-    def _tidy(self) -> None:
-        self._timer = None
-        for probe in [probe for probe in self._idle if probe.expired]:
-            self._idle.remove(probe)
-            self._kill(probe, None)
-        self._reap()
-        self._schedule()
+    async def _tidy(self) -> None:
+        while self._idle or self._killed:
+            await asyncio.sleep(TIDY_S)
+            for probe in [probe for probe in self._idle if probe.expired]:
+                self._idle.remove(probe)
+                self._kill(probe, None)
+            self._reap()
 
     def _reap(self) -> int:
         """The number of killed probes that have not ended."""
-        if not self._killed:
-            return 0
         ended = [(probe, user) for probe, user in self._killed if probe.has_ended]
         for probe, user in ended:
             self._killed.remove((probe, user))
             if user is not None:
                 user.hanging -= 1
                 user.places.release()
-        for uid in list(self._users):
-            self._forget_unused(uid)
+        self._forget_unused()
         return len(self._killed)
 
-    def _forget_unused(self, uid: int) -> None:
-        user = self._users.get(uid)
-        if user is not None and not user.asking and not user.hanging:
-            del self._users[uid]
+    def _forget_unused(self) -> None:
+        self._users = {uid: user for uid, user in self._users.items() if user.asking or user.hanging}
 
 
 class _User:
@@ -237,7 +195,7 @@ class _Probe:
     def __init__(self, identity: Owner | None) -> None:
         self.identity = identity
         self._expires_at_s = time.monotonic() + AGE_LIMIT_S
-        self._unsent = msgspec.json.encode(Start(identity)) + b"\n"
+        self._unsent = msgspec.json.encode(identity) + b"\n"
         self._socket, theirs = socket.socketpair()
         try:
             with theirs:
@@ -255,8 +213,8 @@ class _Probe:
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    async def ask(self, line: bytes) -> Answer:
-        """Raises ProbeEnded."""
+    async def ask(self, line: bytes) -> Answer | None:
+        """None if the probe ended without an answer, for example because it was killed."""
         loop = asyncio.get_running_loop()
         sent, self._unsent = self._unsent + line, b""
         received = b""
@@ -265,11 +223,11 @@ class _Probe:
             while not received.endswith(b"\n"):
                 piece = await loop.sock_recv(self._socket, 65536)
                 if not piece or len(received) > ANSWER_LIMIT_BYTES:
-                    raise ProbeEnded
+                    return None
                 received += piece
-            return _ANSWERS.decode(received)
-        except (ConnectionError, msgspec.DecodeError) as error:
-            raise ProbeEnded from error
+            return msgspec.json.decode(received, type=Answer)
+        except (ConnectionError, msgspec.DecodeError):
+            return None
 
     def kill(self) -> None:
         self._socket.close()
@@ -294,8 +252,3 @@ def _start(connection: socket.socket) -> subprocess.Popen[bytes]:
 def _switches(owner: Owner) -> bool:
     """Whether the probe takes the identity of the owner: only root can, and root itself needs none."""
     return os.geteuid() == 0 and owner.uid != 0
-
-
-def _unexpected(answer: Answer) -> CarmaError:
-    reason = answer.reason if isinstance(answer, ProbeProblem) else f"unexpected answer {type(answer).__name__}"
-    return CarmaError(f"the files of the command could not be checked: {reason}")

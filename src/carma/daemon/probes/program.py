@@ -1,8 +1,9 @@
 """The program of a probe: a process that reads files named by one user, with the credentials of that user.
 
-Protocol: JSON lines over the socket that is its standard input and output. The first line says whose files it reads;
-each later line is a request and gets one line as its answer. The probe ends when the socket is closed. It never
-writes, opens only regular files, and imports nothing after it has taken the identity of the user.
+Protocol: JSON lines over the socket that is its standard input and output. The first line says whose files it reads
+(null: with the credentials of the daemon). Each later line is a request and gets one line as its answer. The probe ends
+when the socket is closed. It never writes, opens only regular files, and imports nothing after it has taken the
+identity of the user.
 """
 
 from __future__ import annotations
@@ -11,77 +12,49 @@ import os
 import pwd
 import signal
 import socket
-from typing import assert_never
+from typing import Literal
 
 import msgspec
 
 from carma.core.model.values import Frameworks, Owner, Record, TaskSpec
 from carma.daemon.probes.command_check import check_runnable
-from carma.errors import NotRunnable
+from carma.errors import CarmaError, NotRunnable
 from carma.launch.frameworks import find
+from carma.wire.api_types import Problem
 
 # A probe that hangs ends itself after this time, if the file system allows it. This matters only when the daemon was
-# killed: a living daemon kills the probe earlier. Longer than every limit in probes.py.
+# killed: a living daemon kills the probe earlier. Longer than every limit in pool.py.
 SELF_DESTRUCT_S = 60
 
 
-class Start(Record, frozen=True, tag="start"):
-    """The first line. Without an owner the probe keeps the credentials of the daemon."""
+class Request(Record, frozen=True, kw_only=True):
+    """`runnable`: whether the owner can start the command. `frameworks`: which frameworks it could import."""
 
-    owner: Owner | None
-
-
-class CheckRunnable(Record, frozen=True, tag="runnable"):
-    """Answered with Passed or CommandRefused."""
-
+    question: Literal["runnable", "frameworks"]
     spec: TaskSpec
 
 
-class FindFrameworks(Record, frozen=True, tag="frameworks"):
-    """Answered with FrameworksFound."""
+class Answer(Record, frozen=True, kw_only=True):
+    """`problem`: the command cannot be started, or the request could not be answered."""
 
-    spec: TaskSpec
-
-
-class Passed(Record, frozen=True, tag="passed"):
-    pass
-
-
-class CommandRefused(Record, frozen=True, tag="refusal"):
-    """The message and the hint of NotRunnable."""
-
-    message: str
-    hint: str
-
-
-class FrameworksFound(Record, frozen=True, tag="found"):
-    frameworks: Frameworks
-
-
-class ProbeProblem(Record, frozen=True, tag="problem"):
-    """The request could not be answered."""
-
-    reason: str
-
-
-Request = CheckRunnable | FindFrameworks
-Answer = Passed | CommandRefused | FrameworksFound | ProbeProblem
-_REQUESTS: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+    frameworks: Frameworks | None = None
+    problem: Problem | None = None
 
 
 def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     connection = socket.socket(fileno=0)
-    problem: ProbeProblem | None = None
+    refusal: Answer | None = None
+    decode = msgspec.json.Decoder(Request).decode
     with connection.makefile("rwb") as lines:
-        start = msgspec.json.decode(lines.readline(), type=Start)
+        owner = msgspec.json.decode(lines.readline(), type=Owner | None)
         try:
-            take_identity(start.owner)
+            take_identity(owner)
         except OSError as error:
-            problem = ProbeProblem(f"the credentials of the user cannot be taken: {error.strerror}")
+            refusal = _unanswered(f"the credentials of the user cannot be taken: {error.strerror}")
         for line in lines:
             signal.alarm(SELF_DESTRUCT_S)
-            lines.write(msgspec.json.encode(problem or answer(_REQUESTS.decode(line))) + b"\n")
+            lines.write(msgspec.json.encode(refusal or answer(decode(line))) + b"\n")
             lines.flush()
             signal.alarm(0)
 
@@ -101,16 +74,18 @@ def take_identity(owner: Owner | None) -> None:
 
 
 def answer(request: Request) -> Answer:
+    spec = request.spec
     try:
-        match request:
-            case CheckRunnable(spec=spec):
-                check_runnable(spec)
-                return Passed()
-            case FindFrameworks(spec=spec):
-                return FrameworksFound(find(spec.command, spec.environment, spec.directory))
-            case _:
-                assert_never(request)
+        if request.question == "frameworks":
+            return Answer(frameworks=find(spec.command, spec.environment, spec.directory))
+        check_runnable(spec)
+        return Answer()
     except NotRunnable as error:
-        return CommandRefused(str(error), error.hint)
+        return Answer(problem=Problem(code=error.code, message=str(error), hint=error.hint))
     except Exception as error:  # for example a path with a null byte
-        return ProbeProblem(f"{type(error).__name__}: {error}")
+        return _unanswered(f"{type(error).__name__}: {error}")
+
+
+def _unanswered(reason: str) -> Answer:
+    message = f"the files of the command could not be checked: {reason}"
+    return Answer(problem=Problem(code=CarmaError.code, message=message))
