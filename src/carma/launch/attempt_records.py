@@ -65,15 +65,13 @@ def encode(value: dict[str, Any]) -> bytes:
 
 
 def write(path: str, value: dict[str, Any], *, durable: bool = True) -> None:
-    temporary, data = path + ".tmp", encode(value)
-    fd = os.open(temporary, _CREATE, 0o600)
-    try:
-        write_all(fd, data)  # over the bytes of `reserve`, which takes no new space
-        os.ftruncate(fd, len(data))
+    temporary = path + ".tmp"
+    with open(os.open(temporary, _CREATE, 0o600), "wb") as file:
+        file.write(encode(value))  # over the bytes of `reserve`, which takes no new space
+        file.truncate()
         if durable:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
+            file.flush()
+            os.fsync(file.fileno())
     os.rename(temporary, path)
     if durable:
         sync_directory(os.path.dirname(path))
@@ -86,11 +84,8 @@ def write_all(fd: int, data: bytes) -> None:
 
 def reserve(path: str) -> None:
     """Take the space of a record in advance, so that its record can be written on a disk that is full by then."""
-    fd = os.open(path + ".tmp", _CREATE, 0o600)
-    try:
-        write_all(fd, b" " * RESERVED_BYTES)
-    finally:
-        os.close(fd)
+    with open(os.open(path + ".tmp", _CREATE, 0o600), "wb") as file:
+        file.write(b" " * RESERVED_BYTES)
 
 
 def write_patiently(path: str, value: dict[str, Any], limit_s: float) -> bool:

@@ -7,7 +7,8 @@ framework, and the watchdog. A guard is listed only where it holds. The note say
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from carma.core.model.settings import Sharing
 from carma.core.model.values import Confinement, Guard, Mechanism
@@ -35,13 +36,8 @@ _REMOVED = (
 )
 
 
-class _Shared(NamedTuple):
-    """The chosen mechanism. `server`: the name of the MPS server, under MPS."""
-
-    mechanism: Mechanism
-    note: str = ""
-    server: str | None = None
-    environment: dict[str, str] = {}
+def _arranged(mechanism: Mechanism, note: str = "") -> Arranged:
+    return Arranged(confinement=Confinement(mechanism=mechanism, note=note))
 
 
 class GpuConfiner:
@@ -56,58 +52,58 @@ class GpuConfiner:
         """Starts an MPS server where one is needed. Raises Refused when the task or the settings demand MPS, or MIG,
         and it is not available."""
         if not order.placement.gpus:
-            return Arranged(confinement=Confinement(mechanism="timeslice"))
+            return _arranged("timeslice")
         shared, booking = self._share(order), order.placement.booking
-        environment, guards, notes = dict(shared.environment), list[Guard](), [shared.note]
-        if shared.server is None and order.spec.threads_percent is not None:
+        environment, guards, notes = dict(shared.environment), list[Guard](), [shared.confinement.note]
+        if shared.mps_server is None and order.spec.threads_percent is not None:
             notes.append("its share of the SMs is not limited: only MPS limits it")
         if not booking.alone:
             environment |= without_hoarding(order.spec.environment)
             if booking.cap_mib is not None:
-                guards, note = self._limit(order, shared, booking.cap_mib, environment)
+                guards, note = self._limit(order, shared.mps_server is not None, booking.cap_mib, environment)
                 notes.append(note)
-        confinement = Confinement(
-            mechanism=shared.mechanism,
+        confinement = replace(
+            shared.confinement,
             guards=(*guards, *self._sharing.watchdog_guards(booking)),
             note="; ".join(note for note in notes if note),
         )
-        return Arranged(confinement=confinement, environment=environment, mps_server=shared.server)
+        return replace(shared, confinement=confinement, environment=environment)
 
-    def _share(self, order: LaunchOrder) -> _Shared:
+    def _share(self, order: LaunchOrder) -> Arranged:
         wanted = order.spec.mechanism or self._sharing.mechanism
         if any(gpu.kind == "mig" for gpu in order.gpus):
-            return _Shared("mig", "MPS is not used on MIG instances" if wanted == "mps" else "")
+            return _arranged("mig", "MPS is not used on MIG instances" if wanted == "mps" else "")
         if wanted == "mig":
             raise Refused(
                 "tasks of this server share MIG instances only (sharing.mechanism = mig), and its GPU is a whole card",
                 "Ask the administrator for MIG instances, or for another sharing.mechanism.",
             )
         if wanted == "timeslice":
-            return _Shared("timeslice")
+            return _arranged("timeslice")
         if wanted == "auto" and order.placement.booking.alone:
-            return _Shared("timeslice", "it has its GPUs alone, so MPS would have no effect")
+            return _arranged("timeslice", "it has its GPUs alone, so MPS would have no effect")
         try:
             return self._under_mps(order)
         except MpsFailed as error:
             if wanted == "auto":
-                return _Shared("timeslice", f"MPS cannot be used: {error}")
+                return _arranged("timeslice", f"MPS cannot be used: {error}")
             raise _refusal(order, str(error)) from error
 
-    def _under_mps(self, order: LaunchOrder) -> _Shared:
+    def _under_mps(self, order: LaunchOrder) -> Arranged:
         if self._servers is None:
             raise MpsFailed("this server starts no MPS servers")
         serving = self._servers.serve(order.owner)
         environment = serving.control.client_variables()
         if order.spec.threads_percent is not None:
             environment[THREADS_VARIABLE] = str(order.spec.threads_percent)
-        return _Shared("mps", server=serving.name, environment=environment)
+        return replace(_arranged("mps"), mps_server=serving.name, environment=environment)
 
     def _limit(
-        self, order: LaunchOrder, shared: _Shared, cap_mib: int, environment: dict[str, str]
+        self, order: LaunchOrder, under_mps: bool, cap_mib: int, environment: dict[str, str]
     ) -> tuple[list[Guard], str]:
         """Adds the limits' variables to `environment`. Returns the guards, and a note about missing ones."""
         guards: list[Guard] = []
-        if shared.server is not None:
+        if under_mps:
             # The list counts the client's visible GPUs: the first one is 0, whatever its index on the machine.
             places = range(len(order.placement.gpus))
             environment[MEMORY_VARIABLE] = ",".join(f"{place}={cap_mib}M" for place in places)

@@ -63,7 +63,7 @@ def _version(folder: str, names: tuple[str, ...], framework: str) -> str | None:
     for name in names:
         if record := _RECORDS[framework].fullmatch(name):
             return record["version"]
-    return "" if framework in names and is_file(os.path.join(folder, framework, "__init__.py")) else None
+    return "" if framework in names and os.path.isfile(os.path.join(folder, framework, "__init__.py")) else None
 
 
 def _module_path(python: str, arguments: list[str], environment: Mapping[str, str], directory: str) -> Iterator[str]:
@@ -145,28 +145,22 @@ def _site(prefix: str, name: str = "") -> Iterator[str]:
 # Reading. The kernel decides what this process may see.
 
 
-def is_file(path: str) -> bool:
-    return stat.S_ISREG(_mode(path))
-
-
 def is_program(path: str) -> bool:
-    return is_file(path) and os.access(path, os.X_OK)
+    return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
 def read_start(path: str) -> str:
     """The start of a regular file; empty if it cannot be read. O_NONBLOCK: a pipe in its place must not block."""
-    if not is_file(path):
+    if not os.path.isfile(path):
         return ""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            data = os.read(fd, READ_LIMIT_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        finally:
+            os.close(fd)
     except (OSError, ValueError):
         return ""
-    try:
-        data = os.read(fd, READ_LIMIT_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
-    except OSError:
-        data = b""
-    finally:
-        os.close(fd)
     return data.decode("utf-8", "replace")
 
 
@@ -178,10 +172,3 @@ def matching_names(path: str, wanted: re.Pattern[str]) -> tuple[str, ...]:
             return tuple(sorted(islice(found, NAMES_LIMIT)))
     except (OSError, ValueError):
         return ()
-
-
-def _mode(path: str) -> int:
-    try:
-        return os.stat(path).st_mode
-    except (OSError, ValueError):  # also a null byte, a name that is too long, a loop of links
-        return 0

@@ -27,6 +27,7 @@ from carma.launch.output_files import OutputLimit, read_tails
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 RECORD_START_LIMIT_S = 10.0  # for recording the start, on a full disk
@@ -164,18 +165,40 @@ class SupervisedAttempt:
             if fd is not None:
                 os.close(fd)
         try:
-            starting = StartReports(self, ours)
-            ready = starting.until_ready()
-            if ready is not None:
-                self.readers = ready
-                self.limits = self.output_limits(logs)
-                self.record_start()
-                ours.send(child.PERMISSION)
-            starting.until_executed()
+            for report, fds in self.start_reports(ours):
+                if "readers" in report:
+                    readers = zip(report["readers"].items(), fds, strict=True)
+                    self.readers = {name: (fd, size) for (name, size), fd in readers}
+                    self.limits = self.output_limits(logs)
+                    self.record_start()
+                    ours.send(child.PERMISSION)
         except ConnectionError:  # the child was killed; `wait` returns the signal
             return
         finally:
             ours.close()
+
+    def start_reports(self, end: _socket.socket) -> Iterator[tuple[dict[str, Any], list[int]]]:
+        """The reports of the child with their descriptors, until it has closed its end: it became the command, or it
+        died. Raises NotStarted, also at the start-up deadline."""
+        limit_s: float = self.order["start_timeout_s"]
+        deadline_s, step = time.monotonic() + limit_s, "forking"
+        poller = select.poll()
+        poller.register(end.fileno(), select.POLLIN)
+        while True:
+            while not poller.poll(STOP_CHECK_S * 1000):
+                self.check_stop()
+                if time.monotonic() >= deadline_s:
+                    message = f"it did not start within {limit_s:g} s: {step} did not finish"
+                    raise NotStarted(code=child.CANNOT_START, start_timeout_s=limit_s, message=message)
+            data, control, _, _ = end.recvmsg(_REPORT_BYTES, 64)
+            if not data:
+                return
+            report: dict[str, Any] = json.loads(data)
+            if "error" in report:
+                raise NotStarted(code=report["code"], message=report["error"])
+            step = report.get("step", step)
+            packed = b"".join(part for level, _, part in control if level == _socket.SOL_SOCKET)
+            yield report, [int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, len(packed), 4)]
 
     def check_stop(self) -> None:
         stop = records.read(self.path + records.STOP)
@@ -296,50 +319,6 @@ class SupervisedAttempt:
         if tails and records.write_patiently(self.path + records.EXIT, {**record, **tails}, 0.0):
             return True
         return records.write_patiently(self.path + records.EXIT, record, EXIT_LIMIT_S)
-
-
-class StartReports:
-    """Receives the reports of a child that becomes the command, until the start-up deadline."""
-
-    def __init__(self, attempt: SupervisedAttempt, end: _socket.socket) -> None:
-        self._attempt = attempt
-        self._end = end
-        self._limit_s: float = attempt.order["start_timeout_s"]
-        self._deadline_s = time.monotonic() + self._limit_s
-        self._step = "forking"
-
-    def until_ready(self) -> dict[str, tuple[int, int]] | None:
-        """Descriptors that read the output files that the submitter named, with their sizes; None if the child died.
-        Raises NotStarted."""
-        while True:
-            report, fds = self._next()
-            if "readers" in report:
-                sizes: dict[str, int] = report["readers"]
-                return {name: (fd, size) for (name, size), fd in zip(sizes.items(), fds, strict=True)}
-            if not report:
-                return None
-
-    def until_executed(self) -> None:
-        """Until the command has replaced the child, or the child has died. Raises NotStarted."""
-        while self._next()[0]:
-            continue
-
-    def _next(self) -> tuple[dict[str, Any], list[int]]:
-        """The next report; empty when the child has closed its end: it became the command, or it died."""
-        poller = select.poll()
-        poller.register(self._end.fileno(), select.POLLIN)
-        while not poller.poll(STOP_CHECK_S * 1000):
-            self._attempt.check_stop()
-            if time.monotonic() >= self._deadline_s:
-                message = f"it did not start within {self._limit_s:g} s: {self._step} did not finish"
-                raise NotStarted(code=child.CANNOT_START, start_timeout_s=self._limit_s, message=message)
-        data, control, _, _ = self._end.recvmsg(_REPORT_BYTES, 64)
-        report: dict[str, Any] = json.loads(data) if data else {}
-        if "error" in report:
-            raise NotStarted(code=report["code"], message=report["error"])
-        self._step = report.get("step", self._step)
-        packed = b"".join(part for level, _, part in control if level == _socket.SOL_SOCKET)
-        return report, [int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, len(packed), 4)]
 
 
 def leftovers() -> list[procfs.Process]:
