@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from lab.tools.fairness_table import CASES, POLICIES, SEEDS, page
+from lab.tools.fairness_table import CASES, page
+from lab.tools.simulated_table import POLICIES, SEEDS
 from tests.docs.markdown import ROOT
 
 FOUND: dict[str, Any] = json.loads((ROOT / "lab/results/simulation/fairness.json").read_text(encoding="utf-8"))

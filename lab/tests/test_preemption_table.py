@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from lab.tools.preemption_table import POLICIES, RATE_PER_HOUR, SAVES, SEEDS, TASKS, URGENT_EVERY, page
+from lab.tools.preemption_table import RATE_PER_HOUR, SAVES, TASKS, URGENT_EVERY, page
+from lab.tools.simulated_table import POLICIES, SEEDS
 from tests.docs.markdown import ROOT
 
 FOUND: dict[str, Any] = json.loads((ROOT / "lab/results/simulation/preemption.json").read_text(encoding="utf-8"))

@@ -9,27 +9,21 @@ own. It is run with fairness.enabled off and on. Finish-time fairness and Jain's
 
 from __future__ import annotations
 
-import json
-import platform
-from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from carma import __version__
 from carma.traces.schema import Trace
 from carma.traces.table import shipped_table
-from carma_lab.reports.fairness import Fairness, fairness
-from carma_lab.simulator.request import Request, simulation
+from carma_lab.reports.fairness import fairness
 from carma_lab.traces.generate import Recipe, generate
-from tools.markdown import filled, table
+from lab.tools.simulated_table import GPUS, POLICIES, SEEDS, about, mean, publish, rounded, simulated
+from tools.markdown import table
 
 WRITTEN, PAGE = Path("lab/results/simulation/fairness.json"), Path("docs/fairness.md")
-GPUS, CARD, HOURS, SEEDS = 4, "a100-40", 8, 10
-POLICIES = ("exclusive", "magm")
+HOURS = 8
 CASES: dict[str, dict[str, float]] = {  # tasks an hour, by user
     "two users": {"few": 1.5, "many": 12.0},
     "two users, twice as many tasks": {"few": 3.0, "many": 24.0},
@@ -59,68 +53,41 @@ def trace_of(rates: dict[str, float], seed: int) -> Trace:
 
 
 def run(rates: dict[str, float], policy: str, seed: int, *, fair: bool) -> Seen:
-    settings: dict[str, object] = {"fairness.enabled": "yes" if fair else "no"}
-    request = Request(
-        trace="generated", policy=policy, gpus=GPUS, gpu=CARD, demand="history", seed=seed, settings=settings
-    )
-    made = simulation(request, trace_of(rates, seed))
+    made = simulated(trace_of(rates, seed), policy, seed, "fairness.enabled", fair)
     figures = made.run()
     found = fairness(made.runs, GPUS)
     assert found is not None
-    return seen_of(found, figures.makespan_s, fmean(one.ended_s - one.arrival_s for one in made.runs))
-
-
-def seen_of(found: Fairness, makespan_s: float, completion_s: float) -> Seen:
-    ratios = [user.finish_time_mean for user in found.users if user.finish_time_mean is not None]
     assert found.jain_finish_time is not None
     assert found.jain_slowdown is not None
     assert found.finish_time_max is not None
     return Seen(
-        worst_user=max(ratios),
+        worst_user=max(user.finish_time_mean for user in found.users if user.finish_time_mean is not None),
         worst_task=found.finish_time_max,
         jain_finish_time=found.jain_finish_time,
         jain_slowdown=found.jain_slowdown,
-        makespan_h=makespan_s / 3600,
-        completion_mean_h=completion_s / 3600,
+        makespan_h=figures.makespan_s / 3600,
+        completion_mean_h=fmean(one.ended_s - one.arrival_s for one in made.runs) / 3600,
     )
 
 
 def case(rates: dict[str, float], policy: str) -> dict[str, Any]:
-    off = [run(rates, policy, seed, fair=False) for seed in range(SEEDS)]
-    on = [run(rates, policy, seed, fair=True) for seed in range(SEEDS)]
+    off, on = ([run(rates, policy, seed, fair=fair) for seed in range(SEEDS)] for fair in (False, True))
     pairs = list(zip(off, on, strict=True))
     return {
-        "off": _mean(off),
-        "on": _mean(on),
+        "off": mean(off),
+        "on": mean(on),
         "seeds_with_worst_user_better": sum(after.worst_user < before.worst_user for before, after in pairs),
         "seeds_with_jain_higher": sum(after.jain_finish_time > before.jain_finish_time for before, after in pairs),
-        "by_seed": [{"off": _rounded(before), "on": _rounded(after)} for before, after in pairs],
+        "by_seed": [{"off": rounded(before), "on": rounded(after)} for before, after in pairs],
     }
-
-
-def _mean(runs: Sequence[Seen]) -> dict[str, float]:
-    return _rounded(Seen(*(fmean(values) for values in zip(*runs, strict=True))))
-
-
-def _rounded(seen: Seen) -> dict[str, float]:
-    return {name: round(value, 4) for name, value in seen._asdict().items()}
 
 
 def worked_out() -> dict[str, Any]:
-    about = {
-        "command": "python -m lab.tools.fairness_table",
-        "date": datetime.now(UTC).date().isoformat(),
-        "carma": __version__,
-        "python": platform.python_version(),
-        "gpus": f"{GPUS} x {CARD}, simulated",
-        "seeds": SEEDS,
-        "hours": HOURS,
-    }
     cases = {
         name: {"rates_per_hour": rates, **{policy: case(rates, policy) for policy in POLICIES}}
         for name, rates in CASES.items()
     }
-    return {"about": about, "cases": cases}
+    return {"about": {**about("lab.tools.fairness_table"), "hours": HOURS}, "cases": cases}
 
 
 def page(found: dict[str, Any]) -> str:
@@ -144,16 +111,5 @@ def _figures(mean: dict[str, float]) -> list[str]:
     ]
 
 
-def main() -> None:
-    found = worked_out()
-    WRITTEN.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    made = page(found)
-    print(made)
-    if PAGE.exists():
-        text = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(filled(text, "fairness", f"\n{made}\n"), encoding="utf-8")
-    print(f"Written to {WRITTEN}; the table of {PAGE} is this now.")
-
-
 if __name__ == "__main__":
-    main()
+    publish(worked_out(), WRITTEN, PAGE, "fairness", page)

@@ -8,32 +8,25 @@ higher priority. It is run without preemption, and with it at two prices of a sa
 
 from __future__ import annotations
 
-import json
-import platform
-from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from carma import __version__
 from carma.core.model import events as e
 from carma.core.model.values import TaskId
 from carma.core.scheduling.explanation import waiting
 from carma.core.state import State
 from carma.traces.schema import Trace
 from carma.traces.table import shipped_table
-from carma_lab.runs.figures import TaskRun, quantile
-from carma_lab.simulator.request import Request, simulation
+from carma_lab.runs.figures import quantile
 from carma_lab.traces.generate import Recipe, generate
-from tools.markdown import filled, table
+from lab.tools.simulated_table import POLICIES, SEEDS, about, mean, publish, rounded, simulated
+from tools.markdown import table
 
 WRITTEN, PAGE = Path("lab/results/simulation/preemption.json"), Path("docs/preemption.md")
-GPUS, CARD, SEEDS = 4, "a100-40", 10
 TASKS, RATE_PER_HOUR, URGENT_EVERY = 80, 12.0, 8  # one task in so many is urgent
-POLICIES = ("exclusive", "magm")
 SAVES: dict[str, float | None] = {"off": None, "20 s": 20.0, "120 s": 120.0}  # what a save takes; None: nobody is asked
 
 
@@ -87,21 +80,18 @@ def trace_of(save_s: float | None, seed: int) -> Trace:
 
 
 def run(save_s: float | None, policy: str, seed: int) -> Seen:
-    settings: dict[str, object] = {"preemption.enabled": "no" if save_s is None else "yes"}
-    request = Request(
-        trace="generated", policy=policy, gpus=GPUS, gpu=CARD, demand="history", seed=seed, settings=settings
-    )
-    made = simulation(request, trace_of(save_s, seed))
+    made = simulated(trace_of(save_s, seed), policy, seed, "preemption.enabled", save_s is not None)
     asked = Asked(made.state)
     for event in made.events():
         asked.follow(event)
     figures = made.figures(0.0)
     assert figures.failed == 0
     waits = [one.wait_s / 60 for one in made.runs if one.user == "urgent"]
+    others_s = [one.ended_s - one.arrival_s for one in made.runs if one.user != "urgent"]
     return Seen(
         urgent_wait_min=fmean(waits),
         urgent_wait_p95_min=quantile(waits, 0.95),
-        others_completion_h=_completion_h([one for one in made.runs if one.user != "urgent"]),
+        others_completion_h=fmean(others_s) / 3600,
         makespan_h=figures.makespan_s / 3600,
         preemptions=figures.preemptions,
         helped=len(asked.helped),
@@ -110,53 +100,24 @@ def run(save_s: float | None, policy: str, seed: int) -> Seen:
     )
 
 
-def _completion_h(runs: Sequence[TaskRun]) -> float:
-    return fmean(one.ended_s - one.arrival_s for one in runs) / 3600
-
-
-def _rounded(seen: Seen) -> dict[str, float]:
-    return {name: round(value, 4) for name, value in seen._asdict().items()}
-
-
 def case(save_s: float | None, policy: str) -> dict[str, Any]:
     runs = [run(save_s, policy, seed) for seed in range(SEEDS)]
-    mean = Seen(*(fmean(values) for values in zip(*runs, strict=True)))
-    return {"mean": _rounded(mean), "by_seed": [_rounded(one) for one in runs]}
+    return {"mean": mean(runs), "by_seed": [rounded(one) for one in runs]}
 
 
 def worked_out() -> dict[str, Any]:
-    about = {
-        "command": "python -m lab.tools.preemption_table",
-        "date": datetime.now(UTC).date().isoformat(),
-        "carma": __version__,
-        "python": platform.python_version(),
-        "gpus": f"{GPUS} x {CARD}, simulated",
-        "seeds": SEEDS,
-        "tasks": TASKS,
-        "rate_per_hour": RATE_PER_HOUR,
-        "urgent_every": URGENT_EVERY,
-    }
+    workload = {"tasks": TASKS, "rate_per_hour": RATE_PER_HOUR, "urgent_every": URGENT_EVERY}
     cases = {policy: {name: case(save_s, policy) for name, save_s in SAVES.items()} for policy in POLICIES}
-    return {"about": about, "cases": cases}
+    return {"about": {**about("lab.tools.preemption_table"), **workload}, "cases": cases}
 
 
 def page(found: dict[str, Any]) -> str:
-    header = [
-        "policy",
-        "preemption",
-        "urgent wait",
-        "its 95th percentile",
-        "others' completion",
-        "makespan",
-        "asked",
-        "for",
-        "started before they left",
-    ]
+    header = ("policy", "preemption", "urgent wait", "its 95th percentile", "others' completion", "makespan")
     words = {name: "off" if name == "off" else f"a save takes {name}" for name in SAVES}
     rows = [
         [policy, words[name], *_figures(found["cases"][policy][name]["mean"])] for policy in POLICIES for name in SAVES
     ]
-    return table(header, rows)
+    return table((*header, "asked", "for", "started before they left"), rows)
 
 
 def _figures(mean: dict[str, float]) -> list[str]:
@@ -171,15 +132,5 @@ def _figures(mean: dict[str, float]) -> list[str]:
     ]
 
 
-def main() -> None:
-    found = worked_out()
-    WRITTEN.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    made = page(found)
-    print(made)
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(filled(text, "preemption", f"\n{made}\n"), encoding="utf-8")
-    print(f"Written to {WRITTEN}; the table of {PAGE} is this now.")
-
-
 if __name__ == "__main__":
-    main()
+    publish(worked_out(), WRITTEN, PAGE, "preemption", page)
