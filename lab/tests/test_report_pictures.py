@@ -14,8 +14,9 @@ from carma.errors import Refused, Usage
 from carma_lab.reports import compare_pictures, compare_tables, pictures
 from carma_lab.reports import html_page as page
 from carma_lab.reports.compare import compare
-from carma_lab.reports.drawing import inline, span_unit, styled
+from carma_lab.reports.drawing import inline, save, span_unit, styled
 from carma_lab.reports.gantt import bars, gantt
+from carma_lab.reports.run_tables import run_page
 from carma_lab.reports.summary import summary
 from carma_lab.runs.figures import Ran
 from carma_lab.runs.record import Run
@@ -31,8 +32,8 @@ SMALL = run(
 
 
 def test_each_picture_is_a_png_and_an_svg_and_always_the_same_bytes(tmp_path: Path) -> None:
-    first = pictures.draw(SMALL, tmp_path / "first")
-    again = pictures.draw(SMALL, tmp_path / "again")
+    first = save(pictures.pictures(SMALL), tmp_path / "first")
+    again = save(pictures.pictures(SMALL), tmp_path / "again")
     names = [f"{name}.{kind}" for name in ("course", "spread", "gantt") for kind in ("png", "svg")]
     assert [path.name for path in first] == names
     for one, other in zip(first, again, strict=True):
@@ -91,8 +92,8 @@ def test_time_is_marked_in_what_fits() -> None:
     assert [span_unit(seconds)[1] for seconds in (90, 600, 40_000, 900_000)] == ["seconds", "minutes", "hours", "days"]
 
 
-def test_a_page_is_whole_and_follows_the_readers_colours(tmp_path: Path) -> None:
-    text = page.write(SMALL, summary(SMALL), tmp_path / "run.html").read_text()
+def test_a_page_is_whole_and_follows_the_readers_colours() -> None:
+    text = run_page(summary(SMALL), pictures.pictures(SMALL))
     assert text.count("<svg") == 3
     assert "prefers-color-scheme: dark" in text
     assert "currentColor" in text
@@ -101,7 +102,7 @@ def test_a_page_is_whole_and_follows_the_readers_colours(tmp_path: Path) -> None
     assert "<b>ben</b>" not in text
     assert "&lt;b&gt;ben&lt;/b&gt;" in text
     assert "<td>out of memory</td>" in text
-    assert page.write(SMALL, summary(SMALL), tmp_path / "again.html").read_text() == text
+    assert run_page(summary(SMALL), pictures.pictures(SMALL)) == text
 
 
 def test_pictures_in_a_page_share_no_names_but_those_of_equal_things() -> None:
@@ -118,7 +119,7 @@ def test_a_comparison_has_bars_and_a_cloud(tmp_path: Path) -> None:
         for trace, policy, seconds in (("a", "one", 90.0), ("a", "two", 60.0), ("b", "one", 80.0), ("b", "two", 70.0))
     ]
     found = compare(runs)
-    written = compare_pictures.draw(found, tmp_path)
+    written = save(compare_pictures.pictures(found), tmp_path)
     assert [path.name for path in written] == ["bars.png", "bars.svg", "cloud.png", "cloud.svg"]
     with styled("test"):
         first, *_, last = compare_pictures.bars(found).axes
@@ -126,7 +127,7 @@ def test_a_comparison_has_bars_and_a_cloud(tmp_path: Path) -> None:
     assert sorted(round(patch.get_height(), 3) for patch in first.patches) == [0.667, 0.764, 0.875, 1.0, 1.0, 1.0]
     assert [tick.get_text() for tick in last.get_xticklabels()] == ["a", "b", "geo-mean"]
     assert cloud.get_xlabel() == "makespan (one = 1)"
-    text = compare_tables.write(found, tmp_path / "page.html").read_text()
+    text = compare_tables.comparison_page(found, compare_pictures.pictures(found))
     assert text.count("<svg") == 2
     assert "<h1>one and two</h1>" in text
 
@@ -152,13 +153,13 @@ def test_without_slowdowns_there_is_no_cloud() -> None:
 def test_without_matplotlib_the_hint_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(Refused, match="matplotlib is not installed") as caught:
-        pictures.draw(SMALL, tmp_path)
+        save(pictures.pictures(SMALL), tmp_path)
     assert "pip install matplotlib" in caught.value.hint
 
 
 def test_a_file_where_a_directory_is_wanted_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Usage, match="cannot be made"):
-        pictures.draw(SMALL, tmp_path / "file" / "below")
+        save(pictures.pictures(SMALL), tmp_path / "file" / "below")
     with pytest.raises(Refused, match="cannot be written"):
         page.write_text("", tmp_path / "file" / "page.html")

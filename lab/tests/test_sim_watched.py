@@ -80,9 +80,9 @@ def test_totals_are_those_after_a_move_and_move_nothing() -> None:
     (board,) = made.world.boards
     while not board.load.sm_active:
         next(events)
-    was = (board.since, board.sm_s, board.energy_j)
+    was = (board.since, board.sums)
     told = board.totals(board.since + 0.1)
-    assert (board.since, board.sm_s, board.energy_j) == was
+    assert (board.since, board.sums) == was
     board.move(board.since + 0.1)
-    assert told == (board.sm_s, board.occupancy_s, board.dram_s, board.memory_mib_s, board.energy_j)
+    assert told == board.sums
     assert min(told) > 0.0

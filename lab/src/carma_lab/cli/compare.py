@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,15 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carma.cli.verb import verb
-from gpumemnet.cli.output_file_option import (
-    STDOUT,
-    check_page,
-    check_pictures,
-    file_flag,
-    folder_flag,
-    force_flag,
-    say_written,
-)
+from carma_lab.cli.report_output import ReportOutput, report_flags
 
 if TYPE_CHECKING:
     from carma_lab.reports.compare import Comparison
@@ -34,49 +25,24 @@ NAMED = 14  # minimum width of the names of tasks and traces
 
 @verb("compare", examples=EXAMPLES)
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN RUN...")
-@folder_flag("Directory for the pictures, as PNG and SVG.")
-@file_flag("--html", "File for one page with tables and pictures.")
-@force_flag
-@click.option("--json", "as_json", is_flag=True, help="The figures and ratios as JSON.")
-def command(files: tuple[Path, ...], out: Path | None, html: str | None, force: bool, as_json: bool) -> None:
+@report_flags
+def command(files: tuple[Path, ...], output: ReportOutput) -> None:
     """Compare runs of carma simulate --out and carma run-report --save.
 
     The first run is the reference for each trace; each other run has its figure and the ratio to the reference. With
     several traces the last table has the geometric means. Then follow the tasks whose completion differs most.
     """
     from carma_lab.reports.compare import compare
+    from carma_lab.reports.compare_pictures import NAMES, pictures
+    from carma_lab.reports.compare_tables import comparison_page
     from carma_lab.runs.record import read
 
     if len(files) < 2:
         raise click.UsageError("at least two runs are needed; carma run-report RUN reports one")
-    _check(out, html, force, as_json)
+    output.check(NAMES)
     found = compare([read(file) for file in files])
-    written = []
-    if out is not None:
-        from carma_lab.reports.compare_pictures import draw
-
-        written += draw(found, out)
-    if html is not None:
-        from carma_lab.reports.compare_tables import write
-
-        written.append(write(found, html))
-    if as_json:
-        from carma.cli.output import print_json
-
-        print_json(found)
-    elif html != STDOUT:
-        _show(found)
-    for path in written:
-        say_written(str(path))
-
-
-def _check(out: Path | None, html: str | None, force: bool, as_json: bool) -> None:
-    check_page(html, force, as_json)
-    if out is not None:
-        from carma_lab.reports.compare_pictures import NAMES
-        from carma_lab.reports.drawing import files_of
-
-        check_pictures(out, files_of(NAMES), force)
+    drawn = pictures(found)
+    output.write(found, drawn, lambda: comparison_page(found, drawn), lambda: _show(found))
 
 
 def _show(found: Comparison) -> None:
@@ -103,6 +69,8 @@ def _show(found: Comparison) -> None:
 
 def _fits(table: Sequence[Sequence[str]], flexible: int = 0) -> bool:
     """`flexible`: number of columns at the beginning that may be cut."""
+    from carma.cli.output import terminal_width
+
     widths = [max(map(len, column)) + 2 for column in zip(*table, strict=True)]
     widths = [min(width, NAMED) if place < flexible else width for place, width in enumerate(widths)]
-    return sum(widths) - 2 <= shutil.get_terminal_size((80, 24)).columns
+    return sum(widths) - 2 <= terminal_width()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 import msgspec
 
 from carma.cli.output import Column, heading, print_facts, print_json, print_table
-from carma.core.model.units import show_count, show_j, show_mib, show_s
+from carma.core.model.units import show_count, show_s
 from carma.errors import Usage
 from carma_lab.cli.progress_line import simulating
-from carma_lab.reports.figure_list import LINES, Line, shown
+from carma_lab.reports.figure_list import LINES, Line, share, shown
 from carma_lab.runs.figures import Figures
 from carma_lab.runs.record import read, write
 from carma_lab.simulator.fidelity import AIMS, Fidelity, Gap, compare_with_simulation, known_from
@@ -27,19 +27,6 @@ def _share(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-LABELS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "makespan_s": ("makespan", show_s),
-    "completion_mean_s": ("mean completion", show_s),
-    "completion_p95_s": ("p95 completion", show_s),
-    "wait_mean_s": ("mean wait", show_s),
-    "run_mean_s": ("mean run", show_s),
-    "ooms": ("out of memory", "{:.0f}".format),
-    "sm_active_mean": ("SM activity", _share),
-    "sm_occupancy_mean": ("SM occupancy", _share),
-    "dram_active_mean": ("DRAM activity", _share),
-    "memory_mib_mean": ("memory on a GPU", show_mib),
-    "energy_j": ("energy", show_j),
-}
 HOW = {"given": "from another source", "alone": "ran alone", "inferred": "derived from this run"}
 
 
@@ -82,9 +69,11 @@ def show(name: str, found: Fidelity) -> None:
 
 
 def _row(gap: Gap) -> list[str]:
-    label, shown = LABELS[gap.figure]
-    values = ["-" if value is None else shown(value) for value in (gap.real, gap.simulated)]
-    return [label, *values, _percent(gap.error), "" if gap.aim is None else f"{100 * gap.aim:.0f} %"]
+    line = next(line for line in LINES if line.field == gap.figure)
+    if line.show is share:
+        line = line._replace(show=_share)  # with a decimal place
+    values = (shown(line, gap.real), shown(line, gap.simulated))
+    return [line.label, *values, _percent(gap.error), "" if gap.aim is None else f"{100 * gap.aim:.0f} %"]
 
 
 def _of_tasks(found: Fidelity) -> list[list[str]]:

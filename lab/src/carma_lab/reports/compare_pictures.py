@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from carma_lab.reports.compare import Comparison, geo_mean
-from carma_lab.reports.drawing import GRID, INK, PALETTE, SHEET, Picture, figure, save
+from carma_lab.reports.drawing import GRID, INK, PALETTE, SHEET, Picture, figure
 from carma_lab.reports.figure_list import LINES
 
 NAMES = ("bars", "cloud")
@@ -26,10 +25,6 @@ def pictures(comparison: Comparison) -> list[Picture]:
         about = "Makespan against mean slowdown, one point for each policy; lower left is better"
         found.append(Picture("cloud", about, functools.partial(cloud, comparison)))
     return found
-
-
-def draw(comparison: Comparison, out: Path) -> list[Path]:
-    return save(pictures(comparison), out)
 
 
 def bars(comparison: Comparison) -> Any:

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from carma.core.model.units import show_s
 from carma_lab.reports.compare import Comparison
-from carma_lab.reports.compare_pictures import pictures
+from carma_lab.reports.drawing import Picture
 from carma_lab.reports.figure_list import LINES, shown
-from carma_lab.reports.html_page import page, picture_section, section, write_text
+from carma_lab.reports.html_page import Table, page, picture_section, section
+
+CHANGES = "most different"
 
 
-def write(found: Comparison, path: Path | str) -> Path:
+def comparison_page(found: Comparison, drawn: list[Picture]) -> str:
     tables = [section(trace, side_by_side(found, trace)) for trace in found.traces]
     if len(found.traces) > 1:
         note = "Ratios are geometric means over the traces; counts are sums."
         tables.append(section("Over all traces", overall(found), note))
     tables.append(section("Tasks whose completion differs most", changes(found)))
-    drawn = [picture_section(picture) for picture in pictures(found)]
     lead = f"Ratios are relative to {found.variants[0]}. Below 1 means shorter, or less energy."
-    return write_text(
-        page(" and ".join([", ".join(found.variants[:-1]), found.variants[-1]]), [lead], [*tables, *drawn]), path
-    )
-
-
-Table = list[list[str]]
-CHANGES = "most different"
+    heading = f"{', '.join(found.variants[:-1])} and {found.variants[-1]}"
+    return page(heading, [lead], [*tables, *map(picture_section, drawn)])
 
 
 def side_by_side(found: Comparison, trace: str) -> Table:
@@ -60,28 +54,12 @@ def overall(found: Comparison) -> Table:
 def changes(found: Comparison) -> Table:
     """Tasks whose completion differs most from the first variant's."""
     several = len(found.traces) > 1
-    head = [
-        CHANGES,
-        *(["trace"] if several else []),
-        "under",
-        "completion",
-        "first run",
-        "waited",
-        "first run",
-    ]
-    rows = [
-        [
-            f"{one.task} {one.name}",
-            *([one.trace] if several else []),
-            one.variant,
-            show_s(one.other_completion_s),
-            show_s(one.completion_s),
-            show_s(one.other_wait_s),
-            show_s(one.wait_s),
-        ]
-        for one in found.tasks
-    ]
-    return [head, *rows]
+    rows = [[CHANGES, *(["trace"] if several else []), "under", "completion", "first run", "waited", "first run"]]
+    for one in found.tasks:
+        times_s = (one.other_completion_s, one.completion_s, one.other_wait_s, one.wait_s)
+        trace = [one.trace] if several else []
+        rows.append([f"{one.task} {one.name}", *trace, one.variant, *map(show_s, times_s)])
+    return rows
 
 
 def _ratio(value: float | None) -> str:

@@ -25,10 +25,6 @@ def share(value: float) -> str:
     return f"{100 * value:.0f} %"
 
 
-def gpu_time(gpu_s: float) -> str:
-    return show_s(gpu_s)
-
-
 def _watts(value: float) -> str:
     return f"{value:.0f} W"
 
@@ -46,7 +42,7 @@ LINES = (
     Line("failed", "not succeeded", str, counted=True),
     Line("ooms", "out of memory", str, counted=True),
     Line("innocent_ooms", "of them innocent", str, counted=True),
-    Line("wasted_gpu_s", "wasted GPU time", gpu_time, counted=True),
+    Line("wasted_gpu_s", "wasted GPU time", show_s, counted=True),
     Line("sm_active_mean", "SM activity", share),
     Line("sm_occupancy_mean", "SM occupancy", share),
     Line("dram_active_mean", "DRAM activity", share),

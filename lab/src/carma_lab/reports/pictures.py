@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from carma_lab.reports.drawing import (
@@ -17,7 +16,6 @@ from carma_lab.reports.drawing import (
     Picture,
     figure,
     legend_above,
-    save,
     span_unit,
 )
 from carma_lab.reports.figure_list import title
@@ -71,10 +69,6 @@ def pictures(run: Run) -> list[Picture]:
     if any(task.attempts for task in run.tasks):
         found.append(Picture("gantt", "Tasks on each GPU over time", functools.partial(gantt, run)))
     return found
-
-
-def draw(run: Run, out: Path) -> list[Path]:
-    return save(pictures(run), out)
 
 
 def course(run: Run) -> Any:

@@ -13,7 +13,7 @@ import msgspec
 from carma.core.model.values import Record
 from carma.errors import Usage
 from carma_lab.runs.figures import Figures, TaskRun
-from carma_lab.simulator.simulated_server import SimulatedGpu
+from carma_lab.simulator.simulated_server import Integrals, SimulatedGpu
 from gpumemnet.output_file import write_file
 
 FORMAT = 1
@@ -146,17 +146,17 @@ class Course:
         """Ends a step."""
         sums = self._integrals(now)
         span_s = (now - self.since) * len(self._boards)
-        sm, occupancy, dram, memory, energy = ((new - old) / span_s for new, old in zip(sums, self._sums, strict=True))
+        means = Integrals(*((new - old) / span_s for new, old in zip(sums, self._sums, strict=True)))
         running, waiting = self._counts()
         self.since, self._sums = now, sums
         self.points.append(
             Point(
                 at_s=now,
-                sm_active=sm,
-                sm_occupancy=occupancy,
-                dram_active=dram,
-                memory_mib=memory,
-                power_w=energy,
+                sm_active=means.sm_s,
+                sm_occupancy=means.occupancy_s,
+                dram_active=means.dram_s,
+                memory_mib=means.memory_mib_s,
+                power_w=means.energy_j,
                 running=running,
                 waiting=waiting,
             )

@@ -17,7 +17,7 @@ from carma_lab.runs.figures import Figures, TaskRun, figures, mean, quantile
 from carma_lab.runs.record import About, Run, read
 from carma_lab.simulator.fidelity_replay import Replay
 from carma_lab.simulator.fidelity_solo import ALONE, How, Known, Solo
-from carma_lab.simulator.occurrences import OnProgress
+from carma_lab.simulator.simulation import OnProgress
 
 FIGURES = (
     "makespan_s", "completion_mean_s", "completion_p95_s", "wait_mean_s", "run_mean_s", "ooms", "sm_active_mean",

@@ -18,8 +18,7 @@ from carma_lab.runs.record import About, Run
 from carma_lab.simulator import estimate_sources as sources
 from carma_lab.simulator import simulated_cards as cards
 from carma_lab.simulator.estimate_sources import COLUMN_OF
-from carma_lab.simulator.occurrences import OnProgress
-from carma_lab.simulator.simulation import Demands, Setup, Simulation
+from carma_lab.simulator.simulation import Demands, OnProgress, Setup, Simulation
 
 _BOOKINGS = "simulated tasks are not stopped above their bookings, and bookings do not shrink"
 _SAMPLES = "samples are left out while nothing changes"

@@ -14,7 +14,7 @@ from math import floor
 from carma.core.model.events import GpusSampled
 from carma.core.model.values import Activity, Gpu, GpuId, GpuSample, ProcessUse
 from carma.core.state import State
-from carma_lab.simulator.simulated_server import RunningTask, SimulatedGpu
+from carma_lab.simulator.simulated_server import Integrals, RunningTask, SimulatedGpu
 
 
 def sample_matters(state: State, gpu: GpuId, used: bool) -> bool:
@@ -29,9 +29,6 @@ def sample_matters(state: State, gpu: GpuId, used: bool) -> bool:
         return False  # no task joins before the present one has left
     # Tasks on the GPU settle, and the gate uses their activity. A GPU without tasks is idle whatever its window says.
     return used or bool(state.on_gpu.get(gpu))
-
-
-Sums = tuple[float, float, float, float, float, float]  # time, and the integrals of a board at that time
 
 
 class SimulatedSampler:
@@ -50,7 +47,7 @@ class SimulatedSampler:
         self._wake = wake  # called with the time of the next sample
         self._sample_matters = sample_matters
         self._until: dict[int, float] = {}  # GPUs that are sampled, with the end of the sampling
-        self._last: dict[int, Sums] = {}
+        self._last: dict[int, tuple[float, Integrals]] = {}  # time, and the integrals of a board at that time
         self._sampled: list[list[RunningTask] | None] = [None] * len(boards)  # tasks in the last sample of each GPU
         self._due = False
         self.sampled_at = 0.0
@@ -94,15 +91,15 @@ class SimulatedSampler:
         else:
             self._last[index] = self._integrals(board, now)
 
-    def _integrals(self, board: SimulatedGpu, now: float) -> Sums:
+    def _integrals(self, board: SimulatedGpu, now: float) -> tuple[float, Integrals]:
         board.move(now)
-        return now, board.sm_s, board.occupancy_s, board.dram_s, board.engine_s, board.energy_j
+        return now, board.sums
 
     def _sample(self, index: int, now: float) -> GpuSample:
         board = self._boards[index]
-        at, sm_s, occupancy_s, dram_s, engine_s, energy_j = self._last[index]
+        at, then = self._last[index]
         self._last[index] = self._integrals(board, now)
-        span_s = now - at
+        means = Integrals(*((new - old) / (now - at) for new, old in zip(board.sums, then, strict=True)))
         if board.uses is None:
             board.uses = tuple([use_of(runner, board) for runner in board.runners])
         return GpuSample(
@@ -110,13 +107,13 @@ class SimulatedSampler:
             at=now,
             memory_used_mib=board.used_mib,
             activity=Activity(
-                sm_active=(board.sm_s - sm_s) / span_s,
-                sm_occupancy=(board.occupancy_s - occupancy_s) / span_s,
-                dram_active=(board.dram_s - dram_s) / span_s,
-                gr_active=(board.engine_s - engine_s) / span_s,
+                sm_active=means.sm_s,
+                sm_occupancy=means.occupancy_s,
+                dram_active=means.dram_s,
+                gr_active=means.engine_s,
             ),
-            power_w=(board.energy_j - energy_j) / span_s,
-            energy_j=board.energy_j,
+            power_w=means.energy_j,
+            energy_j=board.sums.energy_j,
             processes=board.uses,
         )
 

@@ -8,13 +8,14 @@ steps; a step that exceeds the card or the task's cap ends the task. The core mu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from carma.core.model.outcome import Outcome, OutOfMemory, Succeeded
 from carma.core.model.values import AttemptKey, Demand, Gpu, GpuId, ProcessUse
-from carma.core.scheduling.sharing_model import engine_shown, progress_rates
+from carma.core.scheduling.sharing_model import Mechanism, engine_shown, progress_rates
 from carma.traces import TraceTask
 from carma_lab.simulator.simulated_cards import Card, server
 
@@ -22,50 +23,33 @@ STEPS = 5  # of memory allocation
 IDLE = Demand(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
+@dataclass(slots=True, eq=False)
 class RunningTask:
     """One attempt since its first use of a GPU."""
 
-    __slots__ = (
-        "began",
-        "boards",
-        "busy_s",
-        "cap_mib",
-        "demand",
-        "done_s",
-        "grown_at",
-        "held_mib",
-        "key",
-        "name",
-        "plan",
-        "progress_s",
-        "rate",
-        "saving",
-        "since",
-        "version",
-        "working",
-    )
+    key: AttemptKey
+    row: TraceTask
+    boards: tuple[SimulatedGpu, ...]
+    cap_mib: int | None
+    began: float
+    done_s: float = 0.0  # of its work, before this attempt
+    saving: bool = False  # a saving task holds its memory and does no work on the GPU
+    progress_s: float = 0.0
+    held_mib: int = 0
+    rate: float = 1.0
+    busy_s: float = 0.0  # integral of its activity, divided by its demand
+    version: int = 0  # of its scheduled step
+    demand: Demand = field(init=False)
+    working: tuple[SimulatedGpu, ...] = field(init=False)
+    plan: list[tuple[float, int]] = field(init=False)  # future steps: (progress, additional MiB); 0 MiB is the end
+    grown_at: float = field(init=False)
+    since: float = field(init=False)  # time of the last update
 
-    def __init__(
-        self,
-        key: AttemptKey,
-        row: TraceTask,
-        boards: tuple[SimulatedGpu, ...],
-        cap_mib: int | None,
-        at: float,
-        done_s: float = 0.0,
-    ) -> None:
-        self.key, self.name, self.boards, self.cap_mib, self.demand = key, row.name, boards, cap_mib, row.demand
-        self.working = boards[: row.working_gpus]
-        self.done_s = done_s  # of its work, before this attempt
-        self.saving = False  # a saving task holds its memory and does no work on the GPU
-        self.plan = plan_of(row, done_s)  # future steps: (progress, additional MiB); 0 MiB is the end
-        self.progress_s = 0.0
-        self.held_mib = 0
-        self.rate = 1.0
-        self.began = self.grown_at = at
-        self.busy_s = 0.0  # integral of its activity, divided by its demand
-        self.since = at  # time of the last update
-        self.version = 0  # of its scheduled step
+    def __post_init__(self) -> None:
+        self.demand = self.row.demand
+        self.working = self.boards[: self.row.working_gpus]
+        self.plan = plan_of(self.row, self.done_s)
+        self.grown_at = self.since = self.began
 
     @property
     def share(self) -> float:
@@ -99,59 +83,47 @@ def plan_of(row: TraceTask, done_s: float = 0.0) -> list[tuple[float, int]]:
     return [(work_s, 0), *reversed(steps)]
 
 
+class Integrals(NamedTuple):
+    """Over time: their difference over a span is an exact mean."""
+
+    sm_s: float = 0.0
+    occupancy_s: float = 0.0
+    dram_s: float = 0.0
+    memory_mib_s: float = 0.0
+    energy_j: float = 0.0
+    engine_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
 class SimulatedGpu:
-    """One GPU. The `*_s` are integrals over time: their difference over a span is an exact mean."""
+    index: int
+    card: Card
+    runners: list[RunningTask] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    used_mib: int = 0
+    load: Demand = IDLE
+    uses: tuple[ProcessUse, ...] | None = None  # processes in a sample; None after a change
+    watts: float = field(init=False)
+    since: float = 0.0
+    sums: Integrals = Integrals()  # at `since`
 
-    __slots__ = (
-        "card",
-        "dram_s",
-        "energy_j",
-        "engine_s",
-        "index",
-        "load",
-        "memory_mib_s",
-        "occupancy_s",
-        "rates",
-        "runners",
-        "since",
-        "sm_s",
-        "used_mib",
-        "uses",
-        "watts",
-    )
-
-    def __init__(self, index: int, card: Card) -> None:
-        self.index, self.card = index, card
-        self.runners: list[RunningTask] = []
-        self.rates: list[float] = []
-        self.used_mib = 0
-        self.load = IDLE
-        self.uses: tuple[ProcessUse, ...] | None = None  # processes in a sample; None after a change
-        self.watts = card.idle_w
-        self.since = 0.0
-        self.energy_j = self.sm_s = self.occupancy_s = self.dram_s = self.engine_s = self.memory_mib_s = 0.0
+    def __post_init__(self) -> None:
+        self.watts = self.card.idle_w
 
     def move(self, now: float) -> None:
-        span_s = now - self.since
-        if span_s > 0.0:
-            load = self.load
-            self.energy_j += self.watts * span_s
-            self.sm_s += load.sm_active * span_s
-            self.occupancy_s += load.sm_occupancy * span_s
-            self.dram_s += load.dram_active * span_s
-            self.engine_s += (load.gr_active or 0.0) * span_s
-            self.memory_mib_s += self.used_mib * span_s
-            self.since = now
+        if now > self.since:
+            self.sums, self.since = self.totals(now), now
 
-    def totals(self, now: float) -> tuple[float, float, float, float, float]:
-        """Integrals of SM, occupancy, DRAM, memory and energy at `now`, without a change of the state."""
-        span_s, load = now - self.since, self.load
-        return (
-            self.sm_s + load.sm_active * span_s,
-            self.occupancy_s + load.sm_occupancy * span_s,
-            self.dram_s + load.dram_active * span_s,
-            self.memory_mib_s + self.used_mib * span_s,
-            self.energy_j + self.watts * span_s,
+    def totals(self, now: float) -> Integrals:
+        """Without a change of the state."""
+        span_s, load, sums = now - self.since, self.load, self.sums
+        return Integrals(
+            sums.sm_s + load.sm_active * span_s,
+            sums.occupancy_s + load.sm_occupancy * span_s,
+            sums.dram_s + load.dram_active * span_s,
+            sums.memory_mib_s + self.used_mib * span_s,
+            sums.energy_j + self.watts * span_s,
+            sums.engine_s + (load.gr_active or 0.0) * span_s,
         )
 
     def show(self) -> None:
@@ -174,12 +146,12 @@ class SimulatedServer:
     def __init__(
         self,
         boards: Sequence[SimulatedGpu],
-        mechanism: Literal["mps", "timeslice"],
+        mechanism: Mechanism,
         noise: Callable[[Sequence[str], Sequence[float]], Sequence[float]],
         soon: Callable[[float, RunningTask, int], None],
     ) -> None:
         self.boards = boards
-        self._mechanism: Literal["mps", "timeslice"] = mechanism
+        self._mechanism = mechanism
         self._noise = noise
         self._schedule = soon
 
@@ -264,7 +236,7 @@ class SimulatedServer:
         if len(runners) < 2:
             return [1.0] * len(runners)
         rates = progress_rates([runner.on(board) for runner in runners], self._mechanism)
-        factors = self._noise([runner.name for runner in runners], rates)
+        factors = self._noise([runner.row.name for runner in runners], rates)
         return [min(1.0, max(1e-3, rate * factor)) for rate, factor in zip(rates, factors, strict=True)]
 
     def _schedule_next(self, runner: RunningTask) -> None:

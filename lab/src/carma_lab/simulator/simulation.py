@@ -6,8 +6,12 @@ events that `propose` finds due follow, until none is due. Time advances only fr
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from heapq import heappop, heappush
+from typing import NamedTuple
 
 from carma.core.attempt_end import ended
 from carma.core.machine import step
@@ -24,25 +28,6 @@ from carma.core.state_checkpoint import forget
 from carma.traces import Trace, TraceTask
 from carma_lab.runs import figures as result
 from carma_lab.runs.record import Course, GpuOf, Point, Server
-from carma_lab.simulator.occurrences import (
-    Arrival,
-    Ending,
-    EstimateReady,
-    FirstUse,
-    Heap,
-    Occurrence,
-    OnProgress,
-    SampleDue,
-    Saved,
-    Started,
-    Wake,
-    followed,
-    owner_of,
-    saved_work_s,
-    spec_of,
-    stalled,
-)
-from carma_lab.simulator.past_runs import run_of
 from carma_lab.simulator.sampling import SimulatedSampler, sample_matters
 from carma_lab.simulator.setup import Demands as Demands
 from carma_lab.simulator.setup import Noise
@@ -50,9 +35,22 @@ from carma_lab.simulator.setup import Setup as Setup
 from carma_lab.simulator.setup import rules_for as rules_for
 from carma_lab.simulator.simulated_server import RunningTask, SimulatedServer, build_gpus
 from carma_lab.simulator.task_knowledge import TaskKnowledge
+from carma_lab.simulator.task_records import owner_of, run_of, saved_work_s, spec_of, stalled
 
 MOST_IDLE_HEARTBEATS = 100  # heartbeats
 HEARTBEAT_S = 60.0  # period in which events that depend on time alone are noticed while a task waits
+EVERY = 256  # events, some hundredths of a second
+OnProgress = Callable[[int, int, float], None]  # ended tasks, all tasks, simulated seconds
+
+
+class Ending(NamedTuple):
+    """The outcome of an attempt. It is passed to the core after the samples taken so far."""
+
+    key: AttemptKey
+    outcome: Outcome
+
+
+Due = Callable[[], e.AnyEvent | Ending | None]  # what happens at a known time; None: nothing new for the core
 
 
 class Simulation:
@@ -63,7 +61,8 @@ class Simulation:
         self.now = 0.0
         self._gpus, boards = build_gpus(setup.card, setup.gpus, setup.server)
         self._index = {gpu.id: gpu.index for gpu in self._gpus}
-        self._heap: Heap[Occurrence] = Heap()
+        self._heap: list[tuple[float, int, Due]] = []
+        self._pushed = itertools.count()  # entries of the same time come in this order
         noise = Noise(setup.noise, setup.seed, setup.mechanism)
         self.world = SimulatedServer(boards, setup.mechanism, noise.factors, self._schedule)
         quiet_s = max(self.rules.window.length_s, self.rules.warmup.settle_s) + 2 * setup.period_s
@@ -72,7 +71,7 @@ class Simulation:
             boards,
             setup.period_s,
             quiet_s,
-            wake=lambda at: self._heap.push(at, SampleDue()),
+            wake=lambda at: self._push(at, self._sample_due),
             sample_matters=lambda gpu, used: setup.every_sample or sample_matters(self.state, gpu, used),
         )
         # If samples can end or move tasks, or tasks have time limits, events may be due although no task waits.
@@ -108,9 +107,13 @@ class Simulation:
         return Server(gpus=tuple(gpus), period_s=self.setup.period_s)
 
     def run(self, on_progress: OnProgress | None = None) -> result.Figures:
+        """`on_progress` is called every 256 events and at the end."""
         began = time.perf_counter()
-        for _ in self.events() if on_progress is None else followed(self, on_progress):
-            pass
+        for number, _ in enumerate(self.events(), 1):
+            if on_progress is not None and number % EVERY == 0:
+                on_progress(len(self.runs), len(self.trace.tasks), self.now)
+        if on_progress is not None:
+            on_progress(len(self.runs), len(self.trace.tasks), self.now)
         return self.figures(time.perf_counter() - began)
 
     def events(self) -> Iterator[e.AnyEvent]:
@@ -118,16 +121,16 @@ class Simulation:
         yield from self._apply(e.GpusFound(0.0, self._gpus))
         self._sampler.changed(self.world.boards, 0.0)
         if self.trace.tasks:
-            self._heap.push(self.trace.tasks[0].arrival_s, Arrival(0))
-        while len(self._heap):
-            at, what = self._heap.pop()
+            self._push(self.trace.tasks[0].arrival_s, partial(self._arrival, 0))
+        while self._heap:
+            at, _, due = heappop(self._heap)
             self._note(at)
             self.now = at
-            event = self._handle(what)
+            event = due()
             if event is not None:
                 if not isinstance(event, e.AttemptStarted):  # it does not depend on samples
                     yield from self._report_samples()
-                yield from self._apply(self._end_of(event) if isinstance(event, Ending) else event)
+                yield from self._apply(ended(self.state, *event, self.now) if isinstance(event, Ending) else event)
             elif self._no_task_waits:
                 continue  # nothing new for the core
             yield from self._decided()
@@ -160,41 +163,27 @@ class Simulation:
         first = self.trace.tasks[0].arrival_s
         span_s = max(1e-9, (end - first) * len(boards))
         # GPUs are idle before the first arrival and after the last end; that energy does not count.
-        energy_j = sum(board.energy_j + board.watts * (end - board.since) for board in boards)
+        energy_j = sum(board.totals(end).energy_j for board in boards)
         energy_j -= sum(board.card.idle_w * first for board in boards)
         return result.figures(
             self.runs,
             took_s=took_s,
             energy_j=energy_j,
-            sm_active_mean=sum(board.sm_s for board in boards) / span_s,
-            sm_occupancy_mean=sum(board.occupancy_s for board in boards) / span_s,
-            dram_active_mean=sum(board.dram_s for board in boards) / span_s,
-            memory_mib_mean=sum(board.memory_mib_s for board in boards) / span_s,
+            sm_active_mean=sum(board.sums.sm_s for board in boards) / span_s,
+            sm_occupancy_mean=sum(board.sums.occupancy_s for board in boards) / span_s,
+            dram_active_mean=sum(board.sums.dram_s for board in boards) / span_s,
+            memory_mib_mean=sum(board.sums.memory_mib_s for board in boards) / span_s,
             power_w_mean=energy_j / span_s,
         )
 
-    # Occurrences.
+    # What happens at a known time.
 
-    def _handle(self, what: Occurrence) -> e.AnyEvent | Ending | None:
-        match what:
-            case (runner, version):
-                return self._due(runner) if runner.version == version else None
-            case SampleDue():
-                return self._sample_due()
-            case Arrival(place=place):
-                return self._arrival(place)
-            case Started(key=key):
-                return self._started(key)
-            case FirstUse(key=key):
-                return self._begun(key)
-            case Saved(key=key):
-                return self._saved_and_left(key)
-            case EstimateReady(task=task):
-                return self._estimated(task)
-            case Wake():
-                self._awake = False
-                self._check_alive()
-                return None
+    def _push(self, at: float, due: Due) -> None:
+        heappush(self._heap, (at, next(self._pushed), due))
+
+    def _wake(self) -> None:
+        self._awake = False
+        self._check_alive()
 
     def _sample_due(self) -> e.GpusSampled | None:
         self._sampler.sample(self.now)
@@ -216,7 +205,7 @@ class Simulation:
     def _arrival(self, place: int) -> e.TaskSubmitted:
         row = self.trace.tasks[place]
         if place + 1 < len(self.trace.tasks):
-            self._heap.push(self.trace.tasks[place + 1].arrival_s, Arrival(place + 1))
+            self._push(self.trace.tasks[place + 1].arrival_s, partial(self._arrival, place + 1))
         self._arrived = place + 1
         task = TaskId(self._arrived)
         self._rows[task] = row
@@ -229,7 +218,7 @@ class Simulation:
         cap_mib = self._orders[key].placement.booking.cap_mib
         guards = () if cap_mib is None else (Guard(rung="framework", limit_mib=cap_mib),)
         confinement = Confinement(mechanism=self.setup.mechanism, guards=guards)
-        self._heap.push(self.now + self._rows[key.task].start_s, FirstUse(key))
+        self._push(self.now + self._rows[key.task].start_s, partial(self._begun, key))
         return e.AttemptStarted(self.now, key, pid=key.task, confinement=confinement)
 
     def _begun(self, key: AttemptKey) -> Ending | None:
@@ -243,7 +232,9 @@ class Simulation:
         self._sampler.changed(boards, self.now)
         return self._ending(runner, self.world.begin(runner, self.now))
 
-    def _due(self, runner: RunningTask) -> Ending | None:
+    def _due(self, runner: RunningTask, version: int) -> Ending | None:
+        if runner.version != version:
+            return None
         self._sampler.changed(runner.boards, self.now)
         return self._ending(runner, self.world.due(runner, self.now))
 
@@ -254,9 +245,6 @@ class Simulation:
         self._keep(runner)
         return Ending(runner.key, outcome)
 
-    def _end_of(self, ending: Ending) -> e.AttemptEnded:
-        return ended(self.state, ending.key, ending.outcome, self.now)
-
     # Preemption.
 
     def _ask_to_save(self, key: AttemptKey) -> None:
@@ -266,7 +254,7 @@ class Simulation:
             self._sampler.changed(runner.boards, self.now)
             self.world.save(runner, self.now)
         save_s = 0.0 if runner is None else self._rows[key.task].save_s
-        self._heap.push(self.now + (save_s or 0.0), Saved(key))
+        self._push(self.now + (save_s or 0.0), partial(self._saved_and_left, key))
 
     def _saved_and_left(self, key: AttemptKey) -> Ending | None:
         if self.state.active.get(key.task) != key:
@@ -280,12 +268,12 @@ class Simulation:
 
     def _keep(self, runner: RunningTask) -> None:
         """Stores the work that the next attempt need not repeat."""
-        done_s = saved_work_s(self._rows[runner.key.task], runner)
+        done_s = saved_work_s(runner)
         if done_s > 0.0:
             self._saved[runner.key.task] = done_s
 
     def _schedule(self, at: float, runner: RunningTask, version: int) -> None:
-        self._heap.push(at, (runner, version))
+        self._push(at, partial(self._due, runner, version))
 
     # The core.
 
@@ -303,12 +291,12 @@ class Simulation:
             case EstimateTask(task=task):
                 later_s = self.setup.asked[task - 1].estimated_s if self.setup.asked else 0.0
                 if later_s > 0.0:
-                    self._heap.push(self.now + later_s, EstimateReady(task))
+                    self._push(self.now + later_s, partial(self._estimated, task))
                 else:
                     yield from self._apply(self._estimated(task))
             case LaunchAttempt(key=key):
                 self._orders[key] = command
-                self._heap.push(self.now + self.setup.launch_s, Started(key))
+                self._push(self.now + self.setup.launch_s, partial(self._started, key))
             case StopAttempt(key=key):
                 yield from self._stopped(key)
             case PreemptAttempt(key=key):
@@ -372,7 +360,7 @@ class Simulation:
             if isinstance(task.status, Recovering)
         ]
         for until in waits:
-            self._heap.push(max(until, self.now), Wake())
+            self._push(max(until, self.now), self._wake)
         if not self._awake:
             self._awake = True
-            self._heap.push(self.now + HEARTBEAT_S, Wake())
+            self._push(self.now + HEARTBEAT_S, self._wake)

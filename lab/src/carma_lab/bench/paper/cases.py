@@ -18,8 +18,8 @@ from carma.traces import Trace
 from carma_lab.bench.paper.variants import Variant
 from carma_lab.simulator import simulated_cards as cards
 from carma_lab.simulator.bound import Bound, bound
-from carma_lab.simulator.occurrences import OnProgress
 from carma_lab.simulator.request import simulation
+from carma_lab.simulator.simulation import OnProgress
 
 
 class Ratio(Record, frozen=True, kw_only=True):
