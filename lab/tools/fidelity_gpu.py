@@ -17,17 +17,16 @@ import importlib.util
 import shutil
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from carma.errors import CarmaError, Refused
 from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, ending_in_order
 from carma_lab.bench.gpu import trial_task
 from carma_lab.bench.gpu.trial_shapes import BY_WORKLOAD, Shape, drawn
 from carma_lab.bench.gpu.trial_task import VirtualCard
-from carma_lab.runs.record import read
-from carma_lab.simulator.fidelity import known_from
-from lab.tools.fidelity_record import Job, judge, keep, record_in, write_about
+from lab.tools.fidelity_record import Job, files, judge_all, keep, parser, record, write_about
 
 # Tasks of half a minute would spend their lives waiting for the one before to settle, or for the gate, and hardly meet.
 QUICK: dict[str, dict[str, object]] = {"warmup": {"settle_s": 2.0}, "window": {"length_s": 5.0}}
@@ -56,25 +55,19 @@ class Recorder:
         self.speed = DRY_SPEED if asked.dry_run else 1.0
 
     def settings(self, name: str) -> PrivateSettings:
-        wanted = RUNS[name]
-        return PrivateSettings(
-            policy=wanted.policy,
-            gpus=1 if self.asked.dry_run else 0,
-            speed=self.speed,
-            settings={**wanted.settings, "monitor": {"period_s": 1.0 / self.speed}},
-        )
+        tables = {**RUNS[name].settings, "monitor": {"period_s": 1.0 / self.speed}}
+        return replace(RUNS[name], gpus=1 if self.asked.dry_run else 0, speed=self.speed, settings=tables)
 
     def record(self, runs: dict[str, Path]) -> None:
         """One home for all of them: what tasks took and showed under one policy is known under the next."""
-        names = list(runs)
-        with PrivateDaemon(self.settings(names[0])) as daemon:
+        first = next(iter(runs))
+        with PrivateDaemon(self.settings(first)) as daemon:
             jobs = self.jobs(daemon)
-            for place, name in enumerate(names):
-                if place > 0:
+            for name, path in runs.items():
+                if name != first:
                     daemon.restart(self.settings(name))
-                run = record_in(daemon, jobs, self.asked.limit / self.speed, partial(_say, name))
-                print(file=sys.stderr)
-                keep(run, runs[name])
+                limit_s = self.asked.limit / self.speed
+                keep(record(daemon, jobs, limit_s, name), path)
 
     def jobs(self, daemon: PrivateDaemon) -> Sequence[Job]:
         program = daemon.work / "trial_task.py"
@@ -104,40 +97,20 @@ def memory_mib(shape: Shape) -> int:
     return UNKNOWN_MIB if shape.declared_mib is None else shape.declared_mib + SPARE_MIB
 
 
-def _say(name: str, line: str) -> None:
-    print(f"\r{name}: {line}", end="", file=sys.stderr, flush=True)
-
-
 def main() -> int:
     asked = _parser().parse_args()
-    asked.out.mkdir(parents=True, exist_ok=True)
-    names = asked.runs.split(",")
-    runs = {name: asked.out / f"run-{name}.json" for name in names}
+    runs = files(asked)
     try:
         if not asked.judge:
             _check(asked)
-            _record(asked, runs)
+            write_about(asked.out, "lab.tools.fidelity_gpu", {"dry_run": asked.dry_run})
+            with ending_in_order():
+                Recorder(asked).record(runs)
         judge_all(asked.out, runs)
     except CarmaError as error:
         print(f"\n{error}. {error.hint}", file=sys.stderr)
         return error.exit_code
     return 0
-
-
-def _record(asked: argparse.Namespace, runs: dict[str, Path]) -> None:
-    write_about(asked.out, "lab.tools.fidelity_gpu", {"dry_run": asked.dry_run})
-    with ending_in_order():
-        Recorder(asked).record(runs)
-
-
-def judge_all(out: Path, runs: dict[str, Path]) -> None:
-    """Each by itself, and all but the first once more with what the first tells of tasks alone."""
-    for name, path in runs.items():
-        judge(read(path), f"fidelity-{name}", out)
-    first, *others = runs
-    known = known_from(runs[first])
-    for name in others:
-        judge(read(runs[name]), f"fidelity-{name}-solo", out, known)
 
 
 def _check(asked: argparse.Namespace) -> None:
@@ -150,17 +123,13 @@ def _check(asked: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="What sharing gains on this GPU, and how true simulations are.")
-    add = parser.add_argument
-    add("--out", type=Path, required=True, help="where the runs and the judgements are written")
-    add("--runs", default=",".join(RUNS), help=f"with commas, the first tells solo times ({','.join(RUNS)})")
-    add("--tasks", type=int, default=len(TASKS), help=f"the first of {len(TASKS)}")
-    add("--seconds", type=float, default=30.0, help="that each trains, alone on an H200 (30)")
-    add("--gap", type=float, default=4.0, help="seconds between two submissions (4)")
-    add("--limit", type=float, default=600.0, help="seconds after which what still runs is cancelled (600)")
-    add("--dry-run", action="store_true", help="on a virtual GPU, ten times as fast")
-    add("--judge", action="store_true", help="record nothing: judge by the runs that are there")
-    return parser
+    made = parser("What sharing gains on this GPU, and how accurate simulations are.", "--runs", RUNS, len(TASKS))
+    add = made.add_argument
+    add("--seconds", type=float, default=30.0, help="training time of a task alone on an H200 (default: 30)")
+    add("--gap", type=float, default=4.0, help="seconds between two submissions (default: 4)")
+    add("--limit", type=float, default=600.0, help="seconds after which running tasks are cancelled (default: 600)")
+    add("--dry-run", action="store_true", help="use a virtual GPU, ten times as fast")
+    return made
 
 
 if __name__ == "__main__":

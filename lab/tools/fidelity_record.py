@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,13 +13,13 @@ import msgspec
 
 from carma.core.model.values import TaskSpec
 from carma.errors import CarmaError
-from carma.testing.private_daemon import PrivateDaemon, PrivateSettings
+from carma.testing.private_daemon import PrivateDaemon
 from carma.wire.api_types import SubmitRequest
 from carma_lab.bench.machine import facts
 from carma_lab.cli.simulate_view import show
 from carma_lab.runs.from_server import recorded
-from carma_lab.runs.record import Run, write
-from carma_lab.simulator.fidelity import Fidelity, compare_with_simulation
+from carma_lab.runs.record import Run, read, write
+from carma_lab.simulator.fidelity import Fidelity, compare_with_simulation, known_from
 from carma_lab.simulator.fidelity_solo import Known
 
 POLL_S = 0.5
@@ -35,14 +36,12 @@ class Job(NamedTuple):
     gpus: int = 1
 
 
-def record(settings: PrivateSettings, jobs: Sequence[Job], limit_s: float, say: Callable[[str], None]) -> Run:
-    """Through a daemon of its own."""
-    with PrivateDaemon(settings) as daemon:
-        return record_in(daemon, jobs, limit_s, say)
-
-
-def record_in(daemon: PrivateDaemon, jobs: Sequence[Job], limit_s: float, say: Callable[[str], None]) -> Run:
+def record(daemon: PrivateDaemon, jobs: Sequence[Job], limit_s: float, name: str) -> Run:
     """What has not ended after `limit_s` real seconds is cancelled."""
+
+    def say(line: str) -> None:
+        print(f"\r{name}: {line}", end="", file=sys.stderr, flush=True)
+
     client = daemon.client
     time.sleep(REST_S)
     server = client.server()
@@ -62,6 +61,7 @@ def record_in(daemon: PrivateDaemon, jobs: Sequence[Job], limit_s: float, say: C
             _give_up(daemon, [task.id for task in left], say)
             break
         time.sleep(POLL_S)
+    print(file=sys.stderr)
     return recorded(client, start_at - 1.0)
 
 
@@ -86,7 +86,7 @@ def _give_up(daemon: PrivateDaemon, left: Sequence[int], say: Callable[[str], No
 
 
 def judge(run: Run, name: str, out: Path, known: Mapping[str, Known] | None = None) -> Fidelity | None:
-    """Printed, and written beside the run; None where the run cannot be compare_with_simulation again."""
+    """Printed, and written beside the run; None if the run cannot be simulated."""
     try:
         found, _ = compare_with_simulation(run, known)
     except CarmaError as error:
@@ -96,6 +96,33 @@ def judge(run: Run, name: str, out: Path, known: Mapping[str, Known] | None = No
     print(flush=True)
     (out / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     return found
+
+
+def judge_all(out: Path, runs: Mapping[str, Path]) -> None:
+    """Each run by itself, and all but the first once more with the solo times from the first."""
+    for name, path in runs.items():
+        judge(read(path), f"fidelity-{name}", out)
+    first, *others = runs
+    known = known_from(runs[first])
+    for name in others:
+        judge(read(runs[name]), f"fidelity-{name}-solo", out, known)
+
+
+def parser(description: str, option: str, runs: Iterable[str], tasks: int) -> argparse.ArgumentParser:
+    """The options of both programs. `option` selects the runs."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--out", type=Path, required=True, help="directory of the runs and the judgements")
+    help_runs = "names of runs, separated by commas; the first gives the solo times"
+    made.add_argument(option, dest="runs", default=",".join(runs), help=f"{help_runs} (default: %(default)s)")
+    made.add_argument("--tasks", type=int, default=tasks, help="number of tasks (default: %(default)s)")
+    made.add_argument("--judge", action="store_true", help="record nothing; judge the recorded runs")
+    return made
+
+
+def files(asked: argparse.Namespace) -> dict[str, Path]:
+    """The file of each run. Makes the directory."""
+    asked.out.mkdir(parents=True, exist_ok=True)
+    return {name: asked.out / f"run-{name}.json" for name in asked.runs.split(",")}
 
 
 def keep(run: Run, path: Path) -> None:

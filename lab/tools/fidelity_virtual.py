@@ -15,18 +15,18 @@ import argparse
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
 from carma.demo.replay import command_of
-from carma.testing.private_daemon import PrivateSettings, ending_in_order
+from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, ending_in_order
 from carma.traces import Trace, TraceTask
-from carma_lab.runs.record import read
-from carma_lab.simulator.fidelity import known_from
 from carma_lab.traces.writer import write
-from lab.tools.fidelity_record import Job, judge, keep, record, write_about
+from lab.tools.fidelity_record import Job, files, judge_all, keep, parser, record, write_about
 
-KINDS = (  # name, MiB, seconds, SM, occupancy, DRAM, start, ramp: like the small and the larger tasks of the traces
+SHOWN = ("sm_active", "sm_occupancy", "dram_active", "start_s", "ramp_s")
+KINDS = (  # name, MiB, seconds, SHOWN: like the small and the larger tasks of the traces
     ("cifar", 2_200, 150.0, 0.16, 0.07, 0.05, 8.0, 10.0),
     ("mobilenet", 4_000, 210.0, 0.35, 0.16, 0.22, 9.0, 20.0),
     ("resnet", 7_100, 260.0, 0.45, 0.20, 0.24, 9.0, 20.0),
@@ -41,21 +41,9 @@ def trace(seed: int = 6, tasks: int = TASKS) -> Trace:
     dice = random.Random(seed)
     rows, at = [], 0.0
     for number in range(tasks):
-        name, mib, seconds, sm, occupancy, dram, start_s, ramp_s = KINDS[number % len(KINDS)]
-        rows.append(
-            TraceTask(
-                arrival_s=round(at, 1),
-                name=name,
-                gpus=1,
-                memory_mib=mib,
-                seconds=seconds,
-                sm_active=sm,
-                sm_occupancy=occupancy,
-                dram_active=dram,
-                start_s=start_s,
-                ramp_s=ramp_s,
-            )
-        )
+        name, mib, seconds, *demand = KINDS[number % len(KINDS)]
+        shown: dict[str, Any] = dict(zip(SHOWN, demand, strict=True))
+        rows.append(TraceTask(arrival_s=round(at, 1), name=name, gpus=1, memory_mib=mib, seconds=seconds, **shown))
         at += dice.expovariate(1 / GAP_S)
     return Trace(name="virtual.csv", tasks=tuple(rows), source=f"Made by lab/tools/fidelity_virtual.py, seed {seed}.")
 
@@ -73,23 +61,13 @@ def settings_of(variant: str, speed: float, period_s: float) -> PrivateSettings:
     return replace(wanted, gpus=GPUS, speed=speed, settings={**wanted.settings, "monitor": {"period_s": period_s}})
 
 
-def tell(line: str) -> None:
-    print(f"\r{line}", end="", file=sys.stderr, flush=True)
-
-
 def main() -> int:
     asked = _parser().parse_args()
-    asked.out.mkdir(parents=True, exist_ok=True)
-    variants = asked.variants.split(",")
-    runs = {variant: asked.out / f"run-{variant}.json" for variant in variants}
+    runs = files(asked)
     if not asked.judge:
         with ending_in_order():
             _record(asked, runs)
-    for variant, path in runs.items():
-        judge(read(path), f"fidelity-{variant}", asked.out)
-    known = known_from(runs[variants[0]])
-    for variant in variants[1:]:
-        judge(read(runs[variant]), f"fidelity-{variant}-solo", asked.out, known)
+    judge_all(asked.out, runs)
     return 0
 
 
@@ -99,20 +77,15 @@ def _record(asked: argparse.Namespace, runs: dict[str, Path]) -> None:
     jobs = [Job(row.arrival_s, row.name, command_of(row), row.memory_mib, row.gpus) for row in wanted.tasks]
     write_about(asked.out, "lab.tools.fidelity_virtual", {"speed": asked.speed, "period_s": asked.period})
     for variant, path in runs.items():
-        settings = settings_of(variant, asked.speed, asked.period)
-        keep(record(settings, jobs, LIMIT_S, tell), path)
-        print(file=sys.stderr)
+        with PrivateDaemon(settings_of(variant, asked.speed, asked.period)) as daemon:
+            keep(record(daemon, jobs, LIMIT_S, variant), path)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="How true the simulator is on virtual GPUs.")
-    parser.add_argument("--out", type=Path, required=True, help="where runs and judgements are written")
-    parser.add_argument("--variants", default=",".join(VARIANTS), help="with commas; the first tells solo times")
-    parser.add_argument("--tasks", type=int, default=TASKS)
-    parser.add_argument("--speed", type=float, default=SPEED)
-    parser.add_argument("--period", type=float, default=0.2, help="real seconds between samples")
-    parser.add_argument("--judge", action="store_true", help="record nothing: judge by the runs that are there")
-    return parser
+    made = parser("How accurate the simulator is on virtual GPUs.", "--variants", VARIANTS, TASKS)
+    made.add_argument("--speed", type=float, default=SPEED)
+    made.add_argument("--period", type=float, default=0.2, help="real seconds between samples")
+    return made
 
 
 if __name__ == "__main__":
