@@ -73,7 +73,7 @@ async def serve(paths: Paths, loaded: LoadedSettings, store: SqliteStore, ready:
     address = Address(paths.socket, mode=0o666 if os.geteuid() == 0 else 0o600)  # root's daemon serves all users
     listener = address.bind()
     app = make_app(parts.shell, parts.estimates, check_files=parts.probes.check_runnable)
-    server = HttpServer(app, listener, fitting_limits(os.geteuid()), closing=parts.shell.stopping)
+    server = HttpServer(app, listener, fitting_limits(os.geteuid()))
     _handle_signals(parts)
     running = asyncio.create_task(parts.loop.run(), name="loop")
     background: list[asyncio.Task[None]] = []

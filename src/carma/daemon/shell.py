@@ -70,6 +70,7 @@ class Shell:
         self.started_at = clock.now()
         self.proposing = False  # set once the state agrees with the living processes
         self.stopping = asyncio.Event()
+        self.released = asyncio.Event()  # streams end
         self.cancel_at_stop = False
         self.failure: CarmaError | None = None  # the error that ends the daemon; the state must not be saved then
         self.changes: deque[Change] = deque()
@@ -139,7 +140,9 @@ class Shell:
         self.request_stop()
 
     def release(self) -> None:
-        """End every subscription, wait and open change, so that the HTTP server can close."""
+        """End every stream, subscription, wait and open change, so that the HTTP server can close."""
+        self.stopping.set()
+        self.released.set()
         self.subscribers.release()
         self.fail_changes(CarmaError("the daemon is stopping", "start it again with: carma up"))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
@@ -17,34 +16,28 @@ class Subscription:
     """An async iterator over (sequence, event). It ends when the subscriber lags too far behind, or at shutdown."""
 
     def __init__(self, leave: Callable[[Subscription], None], buffer: int = BUFFER) -> None:
-        self._events: deque[tuple[int, Durable]] = deque()
+        self._events: asyncio.Queue[tuple[int, Durable] | None] = asyncio.Queue()  # None: the end
         self._buffer = buffer
-        self._more = asyncio.Event()
         self._leave = leave
-        self._ended = False
 
     def put(self, sequence: int, event: Durable) -> None:
-        if len(self._events) >= self._buffer:
+        if self._events.qsize() >= self._buffer:
             self.close()
-            return
-        self._events.append((sequence, event))
-        self._more.set()
+        else:
+            self._events.put_nowait((sequence, event))
 
     def close(self) -> None:
-        self._ended = True
-        self._more.set()
+        self._events.put_nowait(None)
         self._leave(self)
 
     def __aiter__(self) -> AsyncIterator[tuple[int, Durable]]:
         return self
 
     async def __anext__(self) -> tuple[int, Durable]:
-        while not self._events:
-            if self._ended:
-                raise StopAsyncIteration
-            self._more.clear()
-            await self._more.wait()
-        return self._events.popleft()
+        found = await self._events.get()
+        if found is None:
+            raise StopAsyncIteration
+        return found
 
 
 class _Waiter(NamedTuple):

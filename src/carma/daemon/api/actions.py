@@ -6,7 +6,7 @@ one task cannot contradict each other. An event that cannot follow the earlier o
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from msgspec.structs import replace
@@ -17,13 +17,13 @@ from carma.core.model import status as s
 from carma.core.model.outcome import Cancelled, describe
 from carma.core.model.task import Task
 from carma.core.model.units import show_s
-from carma.core.model.values import Estimate, GpuId, Owner, TaskId, TaskSpec
+from carma.core.model.values import Estimate, GpuId, TaskId, TaskSpec
 from carma.core.state import SERVER, State
 from carma.daemon.api import submission_checks as checks
-from carma.daemon.auth import Identity, require_owner
-from carma.daemon.estimating.estimates import Estimates
+from carma.daemon.api.handlers import Handlers
+from carma.daemon.auth import Identity
 from carma.daemon.http.request import ApiCall
-from carma.daemon.shell import Shell, no_such_task
+from carma.daemon.shell import no_such_task
 from carma.daemon.views.explanation import explain_entries
 from carma.daemon.views.story import booked
 from carma.errors import NotFound, Usage, WrongState
@@ -31,26 +31,17 @@ from carma.wire import api_types as t
 
 _SIGKILL = 9
 
-CheckFiles = Callable[[TaskSpec, Owner], Awaitable[None]]  # raises NotRunnable or Busy
 Decide = Callable[[State, Task, float], Sequence[e.Durable]]  # of a task that has not finished, at that time
 
 
-class Actions:
-    """`check_files` checks the files of each submitted command, with the rights of its owner."""
-
-    def __init__(self, shell: Shell, estimates: Estimates, check_files: CheckFiles) -> None:
-        self._shell = shell
-        self._estimates = estimates
-        self._check_files = check_files
-        self._pending = checks.PendingSubmissions()
-
+class Actions(Handlers):
     async def submit(self, call: ApiCall) -> t.SubmitAnswer:
         request: t.SubmitRequest = call.body
         shell, who = self._shell, call.who
         spec = shell.store.shared(checks.check_spec(request.spec, who, shell.clock.now()))
-        indices = checks.array_indices(request)
+        count = checks.count_tasks(request)
         checks.check_fits(shell.state, spec)
-        checks.check_quota(shell.state, who.owner, spec, 1 if indices is None else len(indices))
+        checks.check_quota(shell.state, who.owner, spec, count)
         note = checks.sharing_note(shell.state, spec)
         await self._check_files(spec, who.owner)
         immediate = request.dry_run or request.nonblock
@@ -69,7 +60,7 @@ class Actions:
 
         if request.nonblock:  # before an id is used; checked again at the commit
             resolve(shell.state)
-        ids = await self._store_submission(request, who, spec, indices, resolve)
+        ids = await self._store_submission(request, who, spec, count, resolve)
         return t.SubmitAnswer(ids=ids, note=note)
 
     async def _store_submission(
@@ -77,19 +68,18 @@ class Actions:
         request: t.SubmitRequest,
         who: Identity,
         spec: TaskSpec,
-        indices: tuple[int, ...] | None,
+        count: int,
         resolve: Callable[[State], TaskSpec],
     ) -> tuple[TaskId, ...]:
-        count = 1 if indices is None else len(indices)
         first = self._shell.store.new_task_ids(count)
-        at_once = request.array.at_once if request.array is not None else None
 
         def make(state: State) -> Sequence[e.Durable]:
             now = self._shell.clock.now()
             checks.check_fits(state, spec)
-            checks.check_quota(state, who.owner, spec, count + self._pending.others(who.uid, first))
-            specs = checks.expand(resolve(state), first, indices, at_once)
-            self._pending.add(who.uid, first, count)
+            others = sum(more for id, (uid, more) in self._pending.items() if uid == who.uid and id != first)
+            checks.check_quota(state, who.owner, spec, count + others)
+            specs = checks.expand(resolve(state), first, request.array)
+            self._pending[first] = who.uid, count
             return [
                 e.TaskSubmitted(now, TaskId(task_id), who.owner, one, request.held)
                 for task_id, one in enumerate(specs, start=first)
@@ -98,7 +88,7 @@ class Actions:
         try:
             await self._shell.change(make)
         finally:
-            self._pending.remove(who.uid, first)
+            self._pending.pop(first, None)
         return tuple(TaskId(task_id) for task_id in range(first, first + count))
 
     async def _dependency_finder(self, spec: TaskSpec) -> checks.FindTask:
@@ -122,7 +112,7 @@ class Actions:
             indices = ", ".join(str(state.gpus[gpu].index) for gpu in decision.placement.gpus)
             note = f"would start on GPU {indices} now, {booked(decision.placement.booking)}"
         note += f"; {sharing_note}" if sharing_note else ""
-        return t.SubmitAnswer(ids=(), note=note, explain=explain_entries(decision, state))
+        return t.SubmitAnswer(ids=(), note=note, explain=explain_entries(decision.verdicts, state))
 
     async def cancel(self, call: ApiCall) -> t.Done:
         request: t.CancelRequest = call.body
@@ -161,7 +151,7 @@ class Actions:
 
     async def retry(self, call: ApiCall) -> t.Done:
         request: t.RetryRequest = call.body
-        await look_up_own(self._shell, call)
+        await self._own_task(call)
 
         def make(state: State) -> Sequence[e.Durable]:
             now = self._shell.clock.now()
@@ -189,8 +179,7 @@ class Actions:
         await self._change_task(call, decide)
         return t.Done(note=notes[-1])
 
-    async def update(self, call: ApiCall) -> Task:
-        """Returns the task; the caller makes the view."""
+    async def update(self, call: ApiCall) -> t.TaskView:
         request: t.UpdateRequest = call.body
 
         def decide(state: State, task: Task, now: float) -> Sequence[e.Durable]:
@@ -201,7 +190,7 @@ class Actions:
             return [e.TaskChanged(now, task.id, **changes)]
 
         await self._change_task(call, decide)
-        return await self._shell.look_up(call.task)
+        return self._view(await self._shell.look_up(call.task), call.who)
 
     async def drain(self, call: ApiCall) -> t.Done:
         request: t.DrainRequest = call.body
@@ -218,7 +207,7 @@ class Actions:
 
     async def _change_task(self, call: ApiCall, decide: Decide) -> None:
         """Commit what `decide` returns for the task. Only its owner and administrators may; it must not be finished."""
-        await look_up_own(self._shell, call)
+        await self._own_task(call)
 
         def make(state: State) -> Sequence[e.Durable]:
             task = state.tasks.get(call.task) or self._find(call.task)
@@ -234,13 +223,6 @@ class Actions:
         if task is None:
             raise no_such_task(task_id)
         return task
-
-
-async def look_up_own(shell: Shell, call: ApiCall) -> Task:
-    """The task of a route that only its owner and administrators may use."""
-    found = await shell.look_up(call.task)
-    require_owner(call.who, found, call.route.name)
-    return found
 
 
 def _cancel_note(task: Task, signal: int) -> str:

@@ -1,5 +1,5 @@
-"""The application: one handler for each route. Handlers that change something are in actions.py, those that read the
-archive in history.py.
+"""The application: one handler for each route, a method with the route's name. Handlers that change something are in
+actions.py, those that read the archive in history.py.
 
 Handlers run on the daemon's event loop: each is short, and a long list is made in pieces with pauses for other work.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,22 +21,23 @@ from starlette.types import Send
 
 import carma
 from carma.config import describe
-from carma.core.model.status import Finished, Status, state_name
+from carma.core.model.status import Finished, state_name
 from carma.core.model.task import Task
 from carma.core.model.units import show_count
-from carma.core.model.values import TaskId, tag_of
+from carma.core.model.values import TaskId
 from carma.core.scheduling.queue_order import queued_ids
 from carma.core.state import SERVER, State, queue_key
-from carma.daemon.api.actions import Actions, CheckFiles, look_up_own
+from carma.daemon.api.actions import Actions
+from carma.daemon.api.handlers import CheckFiles, wanted_state, wanted_uid
 from carma.daemon.api.history import HistoryRoutes
 from carma.daemon.api.streams import LogStream, server_sent_events
-from carma.daemon.auth import Authenticator, Identity, uid_of
+from carma.daemon.auth import Authenticator, Identity
 from carma.daemon.estimating.estimates import Estimates
-from carma.daemon.http.request import MIB, ApiCall, Handler, endpoint, problem
+from carma.daemon.http.request import MIB, ApiCall, endpoint, problem
 from carma.daemon.shell import Shell
 from carma.daemon.views.explanation import explanation
 from carma.daemon.views.server_views import gpu_views, user_views
-from carma.daemon.views.task_views import OUTCOME_CODES, ViewContext, code_of, reasons_of, task_view, task_views
+from carma.daemon.views.task_views import code_of, reasons_of, task_view
 from carma.errors import CarmaError, NotFound, Usage
 from carma.launch.attempt_files import AttemptFiles
 from carma.wire import api_types as t
@@ -47,32 +48,24 @@ from carma.wire.routes import API, OFFSET_HEADER, ROUTES
 _PIECE = 200  # views that are made without a pause
 _DEFAULT_LIMIT = 1_000
 _LONGEST_WAIT_S = 60.0  # a client makes a longer wait out of several requests
-_OUTCOMES_BY_CODE = {code.lower(): tag_of(kind) for kind, code in OUTCOME_CODES.items()}
-_OUTCOMES = frozenset(_OUTCOMES_BY_CODE.values())
-_STATUSES = frozenset(tag_of(kind) for kind in get_args(Status))
-_STATES = _STATUSES | _OUTCOMES | {"pd", "h", "r", "cg"} | _OUTCOMES_BY_CODE.keys()
 
 
 def make_app(
     shell: Shell, estimates: Estimates, check_files: CheckFiles, authenticator: Authenticator | None = None
 ) -> Starlette:
-    """`check_files` checks the files of each submitted command. The application ends its streams when
-    `app.state.closing` is set (HttpServer does that)."""
     authenticator = authenticator or Authenticator(shell.settings.daemon.admins)
-    closing = asyncio.Event()
-    handlers = Api(shell, estimates, check_files, authenticator, closing).handlers
+    api = Api(shell, estimates, check_files, authenticator)
     max_bytes = shell.settings.daemon.max_request_mib * MIB
     routes = [
         HttpRoute(
             API + route.path,
-            endpoint(route, handlers[route.name], authenticator, max_bytes),
+            endpoint(route, getattr(api, route.name), authenticator, max_bytes),
             methods=[route.method],
         )
         for route in ROUTES
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
     app.router.redirect_slashes = False
-    app.state.closing = closing
     return app
 
 
@@ -95,56 +88,7 @@ class _Stream(StreamingResponse):
             await super().stream_response(send)
 
 
-class Api:
-    def __init__(
-        self,
-        shell: Shell,
-        estimates: Estimates,
-        check_files: CheckFiles,
-        authenticator: Authenticator,
-        closing: asyncio.Event,
-    ) -> None:
-        self._shell = shell
-        self._estimates = estimates
-        self._authenticator = authenticator
-        self._closing = closing
-        self._actions = Actions(shell, estimates, check_files)
-        self._history = HistoryRoutes(shell, self._context)
-
-    @property
-    def handlers(self) -> dict[str, Handler]:
-        """By the name of the route."""
-        actions, history = self._actions, self._history
-        return {
-            "server": self.server,
-            "submit": actions.submit,
-            "tasks": self.tasks,
-            "task": self.task,
-            "story": history.story,
-            "explain": self.explain,
-            "logs": self.logs,
-            "cancel": actions.cancel,
-            "hold": actions.hold,
-            "release": actions.release,
-            "retry": actions.retry,
-            "preempt": actions.preempt,
-            "update": self.update,
-            "gpus": self.gpus,
-            "users": self.users,
-            "drain": actions.drain,
-            "resume": actions.resume,
-            "history": self.history,
-            "report": history.report,
-            "events": self.events,
-            "settings": self.settings,
-            "shutdown": self.shutdown,
-            "openapi": self.openapi,
-        }
-
-    def _context(self, who: Identity) -> ViewContext:
-        shell = self._shell
-        return ViewContext(shell.state, shell.clock.now(), who, shell.paths.log_dir, self._estimates.stage)
-
+class Api(Actions, HistoryRoutes):
     async def server(self, call: ApiCall) -> t.ServerView:
         shell, state = self._shell, self._shell.state
         finished = sum(isinstance(task.status, Finished) for task in state.tasks.values())
@@ -169,7 +113,7 @@ class Api:
 
     async def tasks(self, call: ApiCall) -> list[t.TaskView]:
         state = self._shell.state
-        uid, wanted = self._uid(call), _state(call)
+        uid, wanted = wanted_uid(call), wanted_state(call)
         live = [
             task
             for task in state.tasks.values()
@@ -189,9 +133,6 @@ class Api:
         queue = list(queued_ids(state, self._shell.clock.now()))
         return {task_id: position - len(queue) for position, task_id in enumerate(queue)}
 
-    async def history(self, call: ApiCall) -> Response:
-        return await self._history.page(call, self._uid(call), _outcomes(call))
-
     async def _views(self, tasks: list[Task], who: Identity) -> list[t.TaskView]:
         made: list[t.TaskView] = []
         context = self._context(who)
@@ -201,18 +142,6 @@ class Api:
             await asyncio.sleep(0)
         return made
 
-    def _uid(self, call: ApiCall) -> int | None:
-        """The user whose tasks are wanted: the caller, a named user, or everyone (None)."""
-        name: str | None = call.query.get("user")
-        if name is None:
-            return call.who.uid
-        if name == "all":
-            return None
-        uid = uid_of(name)
-        if uid is None:
-            raise NotFound(f"there is no user {name[:40]!r}", "'all' stands for all users")
-        return uid
-
     async def task(self, call: ApiCall) -> t.TaskView:
         found = await self._shell.look_up(call.task)
         wait_s = call.query.get("wait_s")
@@ -221,17 +150,11 @@ class Api:
             found = await self._shell.look_up(call.task)
         return self._view(self._shell.state.tasks.get(call.task, found), call.who)
 
-    def _view(self, task: Task, who: Identity) -> t.TaskView:
-        return task_views([task], self._context(who))[0]
-
     async def explain(self, call: ApiCall) -> t.Explanation:
         return explanation(await self._shell.look_up(call.task), self._context(call.who))
 
-    async def update(self, call: ApiCall) -> t.TaskView:
-        return self._view(await self._actions.update(call), call.who)
-
     async def logs(self, call: ApiCall) -> Response:
-        task = await look_up_own(self._shell, call)
+        task = await self._own_task(call)
         attempt, stream = call.query.get("attempt"), call.query.get("stream", "stdout")
         if stream not in ("stdout", "stderr"):
             raise Usage(f"there is no stream {stream[:40]!r}", "stdout or stderr")
@@ -245,7 +168,6 @@ class Api:
             attempt=attempt,
             tail=call.query.get("tail"),
             follow=call.query.get("follow", False),
-            closing=self._closing,
         )
         file = await output.open_first()
         offset = {OFFSET_HEADER: str(file.offset if file is not None else 0)}
@@ -258,14 +180,11 @@ class Api:
         return user_views(self._shell.state, call.who, self._shell.clock.now())
 
     async def events(self, _call: ApiCall) -> Response:
-        body = server_sent_events(self._shell.subscribe(), lambda: self._shell.state, self._closing)
+        body = server_sent_events(self._shell.subscribe(), lambda: self._shell.state)
         return _stream(body, "text/event-stream")
 
     async def settings(self, _call: ApiCall) -> list[t.SettingView]:
-        return [
-            t.SettingView(name=line.name, value=line.value, origin=line.origin, description=line.description)
-            for line in describe(self._shell.settings, self._shell.origins)
-        ]
+        return [t.SettingView(**line._asdict()) for line in describe(self._shell.settings, self._shell.origins)]
 
     async def shutdown(self, call: ApiCall) -> t.Done:
         request: t.ShutdownRequest = call.body
@@ -289,21 +208,3 @@ def _finished(task_id: TaskId) -> Callable[[State], bool]:
 
 def _stream(body: AsyncIterator[bytes], kind: str, more: dict[str, str] | None = None) -> Response:
     return _Stream(body, media_type=kind, headers={"cache-control": "no-store", **(more or {})})
-
-
-def _state(call: ApiCall) -> str | None:
-    """The wanted state, by its name or its short code."""
-    state: str | None = call.query.get("state")
-    if state is None:
-        return None
-    if state.lower() not in _STATES:
-        raise Usage(f"there is no state {state[:40]!r}", "one of " + ", ".join(sorted(_STATES)))
-    return state.lower()
-
-
-def _outcomes(call: ApiCall) -> Collection[str] | None:
-    """The outcomes that belong to the wanted state; None: all of them."""
-    state = _state(call)
-    if state is None or state == "finished":
-        return None
-    return {kind for kind in (state, _OUTCOMES_BY_CODE.get(state)) if kind in _OUTCOMES}

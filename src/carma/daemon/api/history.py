@@ -7,7 +7,7 @@ needed of the state is read on the loop beforehand.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -17,9 +17,8 @@ from starlette.responses import Response
 from carma.core.model.task import Task
 from carma.core.model.values import LARGEST_ID, TaskId
 from carma.core.ports import Archive, End, HistoryQuery, end_of
-from carma.daemon.auth import Identity
+from carma.daemon.api.handlers import Handlers, wanted_outcomes, wanted_uid
 from carma.daemon.http.request import ApiCall
-from carma.daemon.shell import Shell
 from carma.daemon.views.report import DEFAULT_SPAN_S, Totals, full_hour, report
 from carma.daemon.views.story import story
 from carma.daemon.views.task_views import ViewContext, task_view
@@ -31,20 +30,15 @@ from carma.wire.routes import CURSOR_HEADER, HISTORY_LIMIT
 DEFAULT_LIMIT = 100
 MOST_REPORTED = 100_000  # tasks
 
-MakeContext = Callable[[Identity], ViewContext]
 _encode = msgspec.json.Encoder().encode
 
 
-class HistoryRoutes:
-    def __init__(self, shell: Shell, make_context: MakeContext) -> None:
-        self._shell = shell
-        self._context = make_context
-
-    async def page(self, call: ApiCall, uid: int | None, kinds: Collection[str] | None) -> Response:
+class HistoryRoutes(Handlers):
+    async def history(self, call: ApiCall) -> Response:
         cursor: str | None = call.query.get("cursor")
         before = None if cursor is None else read_cursor(cursor)
         limit = call.query.get("limit", DEFAULT_LIMIT)
-        wanted = HistoryQuery(uid, call.query.get("since"), kinds, before, limit)
+        wanted = HistoryQuery(wanted_uid(call), call.query.get("since"), wanted_outcomes(call), before, limit)
         in_memory = [task for task in self._shell.state.tasks.values() if wanted.has(task)]
         make = partial(_answer, self._shell.archive, wanted, in_memory, self._context(call.who))
         body, following = await self._shell.read(make)

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -66,7 +66,8 @@ class LogFile:
     it, at the line that says what was removed.
     """
 
-    def __init__(self, open_file: Callable[[], int | None], tail: int | None) -> None:
+    def __init__(self, number: int, open_file: Callable[[], int | None], tail: int | None) -> None:
+        self.number = number  # of the attempt
         self.offset = 0  # of the next byte to read
         self._open_file = open_file
         self._tail = tail
@@ -122,7 +123,6 @@ class LogStream:
         attempt: int | None,
         tail: int | None,
         follow: bool,
-        closing: asyncio.Event,
     ) -> None:
         self._shell = shell
         self._files = files
@@ -131,64 +131,57 @@ class LogStream:
         self._attempt = attempt
         self._tail = tail
         self._follow = follow
-        self._closing = closing
 
     def _find(self) -> Task | None:
         return self._shell.find(self._task)
 
     async def open_first(self) -> LogFile | None:
         """The first file, opened so that a refusal is an error answer and not a broken stream."""
-        task = self._find()
-        number = self._number(task, after=0)
-        if task is None or number is None:
-            return None
-        file = self._file(task, number, self._tail)
-        await asyncio.to_thread(file.open)  # the search for the last lines may read many megabytes
+        file = self._file_after(0, self._tail)
+        if file is not None:
+            await asyncio.to_thread(file.open)  # the search for the last lines may read many megabytes
         return file
 
     async def pieces(self, file: LogFile | None) -> AsyncIterator[bytes]:
-        task = self._find()
-        number = self._number(task, after=0) if file is not None else None
-        while task is not None and not self._closing.is_set():
-            if file is not None and number is not None:
+        number = 0
+        while not self._shell.released.is_set():
+            if file is not None:
+                number = file.number
                 try:
-                    async for piece in self._pieces_of(file, number):
+                    async for piece in self._pieces_of(file):
                         yield piece
                 finally:
                     file.close()
-            if not self._follow or (self._attempt is not None and number is not None):
+            if not self._follow or (self._attempt is not None and number):
                 return
-            number = await self._next_number(number or 0)
-            task = self._find()
-            if number is None or task is None:
+            file = await self._next_file(number)
+            if file is None:
                 return
-            file = self._file(task, number, None)
 
-    async def _pieces_of(self, file: LogFile, number: int) -> AsyncIterator[bytes]:
+    async def _pieces_of(self, file: LogFile) -> AsyncIterator[bytes]:
         """One attempt's output; when following, until the attempt has ended and all of it was read."""
         while True:
-            complete = not self._follow or self._ended(number)
+            complete = not self._follow or self._ended(file.number)
             while piece := await asyncio.to_thread(file.read):
                 yield piece
-            if complete or self._closing.is_set():
+            if complete or self._shell.released.is_set():
                 return
-            await self._shell.wait_for(lambda _state: self._ended(number), POLL_S)
+            await self._shell.wait_for(lambda _state: self._ended(file.number), POLL_S)
 
-    async def _next_number(self, after: int) -> int | None:
-        """The attempt after that one; None if the task ends without another."""
-        while not self._closing.is_set():
-            task = self._find()
-            number = self._number(task, after)
-            if number is not None:
-                return number
-            if task is None or isinstance(task.status, Finished):
-                return None
-            await self._shell.wait_for(lambda _state: self._has_next(after), NEXT_ATTEMPT_POLL_S)
+    async def _next_file(self, after: int) -> LogFile | None:
+        """That of the attempt after that one; None if the task ends without another."""
+        while not self._shell.released.is_set():
+            file = self._file_after(after, None)
+            if file is not None or self._is_over():
+                return file
+            await self._shell.wait_for(
+                lambda _state: self._is_over() or self._number(self._find(), after) is not None, NEXT_ATTEMPT_POLL_S
+            )
         return None
 
-    def _has_next(self, after: int) -> bool:
+    def _is_over(self) -> bool:
         task = self._find()
-        return task is None or isinstance(task.status, Finished) or self._number(task, after) is not None
+        return task is None or isinstance(task.status, Finished)
 
     def _number(self, task: Task | None, after: int) -> int | None:
         """The attempt to show: the requested one; otherwise the newest at first, then those that follow."""
@@ -205,14 +198,19 @@ class LogStream:
             return True
         return all(attempt.number != number or attempt.ended_at is not None for attempt in task.attempts)
 
-    def _file(self, task: Task, number: int, tail: int | None) -> LogFile:
-        """Raises NotFound if the output went to a file that the submitter named."""
+    def _file_after(self, after: int, tail: int | None) -> LogFile | None:
+        """The file of the attempt to show after that one. Raises NotFound if the output went to a file that the
+        submitter named."""
+        task = self._find()
+        number = self._number(task, after)
+        if task is None or number is None:
+            return None
         key = AttemptKey(task.id, number)
         named = named_outputs(key, task.owner, task.spec)[0 if self._stream == "stdout" else 1]
         if named is not None:
             message = f"this output was sent to {named}; the daemon does not open files that a user named"
             raise NotFound(message, f"read that file: {named}")
-        return LogFile(lambda: self._files.open_log(key, self._stream), tail)
+        return LogFile(number, lambda: self._files.open_log(key, self._stream), tail)
 
 
 def encode(sequence: int, event: Durable, state: State) -> bytes:
@@ -223,32 +221,23 @@ def encode(sequence: int, event: Durable, state: State) -> bytes:
 
 
 async def server_sent_events(
-    subscription: Subscription, state: Callable[[], State], closing: asyncio.Event, heartbeat_s: float = HEARTBEAT_S
+    subscription: Subscription, state: Callable[[], State], heartbeat_s: float = HEARTBEAT_S
 ) -> AsyncIterator[bytes]:
     """The body of the stream. It ends with the subscription, whose buffer is bounded.
 
     The first comment is sent at once, so that a client knows that it is subscribed before it does anything else.
     """
-    events = aiter(subscription)
-    ended: asyncio.Future[Literal[True]] = asyncio.ensure_future(closing.wait())
-    coming: asyncio.Future[tuple[int, Durable]] | None = None
     try:
         yield b": subscribed\n\n"
-        while not closing.is_set():
-            coming = coming or asyncio.ensure_future(anext(events))
-            either: set[asyncio.Future[Any]] = {coming, ended}
-            await asyncio.wait(either, timeout=heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
-            if coming.done():
-                try:
-                    sequence, event = coming.result()
-                except StopAsyncIteration:
-                    return
-                coming = None
-                yield encode(sequence, event, state())
-            elif not closing.is_set():
+        while True:
+            try:
+                async with asyncio.timeout(heartbeat_s):
+                    sequence, event = await anext(subscription)
+            except TimeoutError:
                 yield _HEARTBEAT
+            except StopAsyncIteration:
+                return
+            else:
+                yield encode(sequence, event, state())
     finally:
-        ended.cancel()
-        if coming is not None:
-            coming.cancel()
         subscription.close()

@@ -1,6 +1,6 @@
 """The checks of a submission, so that the submitter learns at once what cannot work. They change nothing.
 
-1. `check_spec` and `array_indices` check the request alone.
+1. `check_spec` and `count_tasks` check the request alone.
 2. The others check it against the state; they run again in the step that commits the submission.
 
 Files are checked in probes/command_check.py.
@@ -38,7 +38,7 @@ from carma.errors import (
     TooLarge,
     Usage,
 )
-from carma.wire.api_types import SubmitRequest
+from carma.wire.api_types import ArrayAsk, SubmitRequest
 
 MIB = 1024 * 1024
 COMMAND_BYTES = 1 * MIB
@@ -180,11 +180,11 @@ def check_priority(priority: int, who: Identity, before: int = 0) -> None:
         )
 
 
-def array_indices(request: SubmitRequest) -> tuple[int, ...] | None:
-    """The indices of the requested array; None for a single task."""
+def count_tasks(request: SubmitRequest) -> int:
+    """The number of requested tasks: those of an array, or one."""
     ask = request.array
     if ask is None:
-        return None
+        return 1
     if not ask.indices:
         raise Usage("the array has no index", "an example: --array 0-9")
     if len(ask.indices) > ARRAY_TASKS:
@@ -203,7 +203,7 @@ def array_indices(request: SubmitRequest) -> tuple[int, ...] | None:
             f"{repeated // MIB} MiB; the limit is {ARRAY_BYTES // MIB}",
             "put long arguments in a file, wait for fewer tasks, or submit it in parts",
         )
-    return ask.indices
+    return len(ask.indices)
 
 
 def _repeated_bytes(spec: TaskSpec) -> int:
@@ -212,11 +212,11 @@ def _repeated_bytes(spec: TaskSpec) -> int:
     return sum(map(_bytes, texts)) + DEPENDENCY_BYTES * len(spec.after)
 
 
-def expand(spec: TaskSpec, first: TaskId, indices: tuple[int, ...] | None, at_once: int | None) -> list[TaskSpec]:
+def expand(spec: TaskSpec, first: TaskId, array: ArrayAsk | None) -> list[TaskSpec]:
     """One spec for each task; the ids are consecutive from `first`."""
-    if indices is None:
+    if array is None:
         return [spec]
-    return [replace(spec, array=ArrayPlace(first, index, at_once)) for index in indices]
+    return [replace(spec, array=ArrayPlace(first, index, array.at_once)) for index in array.indices]
 
 
 def resolve_dependencies(spec: TaskSpec, find: FindTask) -> TaskSpec:
@@ -297,27 +297,6 @@ def check_capacity(state: State, task: Task, now: float) -> None:
 
 
 _ASK = "; an administrator can change the setting"
-
-
-class PendingSubmissions:
-    """Submissions that are checked but not yet part of the state: several are committed in one transaction."""
-
-    def __init__(self) -> None:
-        self._counts: dict[int, dict[TaskId, int]] = {}  # uid -> first id of the submission -> number of tasks
-
-    def others(self, uid: int, first: TaskId) -> int:
-        """The number of tasks in the user's other submissions."""
-        return sum(count for other, count in self._counts.get(uid, {}).items() if other != first)
-
-    def add(self, uid: int, first: TaskId, count: int) -> None:
-        self._counts.setdefault(uid, {})[first] = count
-
-    def remove(self, uid: int, first: TaskId) -> None:
-        """After the submission was stored or has failed."""
-        counts = self._counts.get(uid, {})
-        counts.pop(first, None)
-        if not counts:
-            self._counts.pop(uid, None)
 
 
 def check_quota(state: State, owner: Owner, spec: TaskSpec, count: int = 1) -> None:

@@ -235,7 +235,7 @@ def _config(app: Starlette, protocol: type[asyncio.Protocol], limits: HttpLimits
 
 
 class HttpServer:
-    """Serves `app` on `listener` until `stop()`, which sets `app.state.closing` first: streams end by themselves."""
+    """Serves `app` on `listener` until `stop()`. Streams have to end by themselves (Shell.release)."""
 
     def __init__(
         self,
@@ -244,10 +244,8 @@ class HttpServer:
         limits: HttpLimits = HttpLimits(),
         *,
         peer_of: PeerReader = read_peer,
-        closing: asyncio.Event | None = None,
     ) -> None:
         self._listener = listener
-        self._closing = [event for event in (closing, getattr(app.state, "closing", None)) if event is not None]
         connections: Counter[int] = Counter()
         unfinished: Counter[int] = Counter()
         protocol = functools.partial(
@@ -266,8 +264,6 @@ class HttpServer:
             server.close()
 
     def stop(self) -> None:
-        for event in self._closing:
-            event.set()
         self._uvicorn.should_exit = True
         self._uvicorn.stopping.set()
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from carma.core.model.status import Finished, Running, Starting
 from carma.core.model.task import Attempt, Task
 from carma.core.model.values import Gpu, GpuId
-from carma.core.scheduling.decision import Decision, Refusal, Verdict
+from carma.core.scheduling.decision import Refusal, Verdict
 from carma.core.scheduling.eligibility import ask_of
 from carma.core.scheduling.explanation import explain
 from carma.core.state import State
@@ -18,11 +18,7 @@ _NOT_CHOSEN = Refusal("NotChosen", "another GPU was chosen")
 _NEVER_PLACED = Refusal("Finished", "the task ended before a GPU was chosen")
 
 
-def explain_entries(decision: Decision, state: State) -> tuple[t.ExplainEntry, ...]:
-    return _entries(decision.verdicts, state)
-
-
-def _entries(verdicts: Sequence[Verdict], state: State) -> tuple[t.ExplainEntry, ...]:
+def explain_entries(verdicts: Sequence[Verdict], state: State) -> tuple[t.ExplainEntry, ...]:
     return tuple(_entry(verdict, state.gpus.get(verdict.gpu)) for verdict in verdicts)
 
 
@@ -58,7 +54,7 @@ def explanation(task: Task, context: ViewContext) -> t.Explanation:
         policy=state.policy.name,
         state=view.state,
         reason=reason,
-        entries=_entries(verdicts, state),
+        entries=explain_entries(verdicts, state),
         needs_mib=needs.memory_mib,
         needs_source=needs.source,
         reserved_start_at=view.reserved_start_at,
