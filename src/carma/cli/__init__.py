@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import click
@@ -129,29 +129,16 @@ class Verbs(click.Group):
         names = [CompletionItem(name, help=text) for name, text in helps.items() if name.startswith(incomplete)]
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, *args: Any, **given: Any) -> Any:
         from carma.cli.error_output import guarded
 
-        def call() -> Any:
-            return super(Verbs, self).main(args, prog_name or "carma", complete_var, standalone_mode=False, **extra)
-
-        code = guarded(call)
-        if standalone_mode:
+        standalone = given.pop("standalone_mode", True)
+        given.setdefault("prog_name", "carma")
+        run: Callable[..., Any] = super().main
+        code = guarded(lambda: run(*args, standalone_mode=False, **given))
+        if standalone:
             sys.exit(code)
         return code
-
-
-def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        click.echo(f"carma {__version__}")
-        ctx.exit()
 
 
 @click.group(
@@ -159,9 +146,7 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> 
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
-)
+@click.version_option(__version__, message="carma %(version)s", help="Print the version.")
 @click.pass_context
 def carma(ctx: click.Context) -> None:
     """Share the GPUs of a server safely between deep-learning tasks.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import click
 
-from carma.cli.option_types import Parsed, whole
+from carma.cli.option_types import SIZE, Parsed, whole
 from carma.cli.parsers import parse_factor
 from carma.cli.verb import verb
-from carma.core.model.units import parse_mib
 
 EXAMPLES = """
 carma demo
@@ -21,7 +20,7 @@ carma demo --trace ./my-trace.csv --json
 @click.option("--speed", type=Parsed("X", lambda text: parse_factor(text, 1.0)), help="Speed-up of time (default 480).")
 @click.option("--policy", metavar="NAME", help="Policy of the collocated run (default magm).")
 @click.option("--virtual-gpus", "gpus", type=whole(1, 64), metavar="N", help="Number of virtual GPUs (default 4).")
-@click.option("--gpu-memory", "gpu_memory_mib", type=Parsed("SIZE", parse_mib), help="Memory of each (default 40GiB).")
+@click.option("--gpu-memory", "gpu_memory_mib", type=SIZE, help="Memory of each (default 40GiB).")
 @click.option("--keep", is_flag=True, help="Keep the directories of the private daemons.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, without a live view.")
 def command(keep: bool, as_json: bool, **given: str | float | int | None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carma.cli.checks import run_all
 from carma.cli.checks.doctor_facts import Finding
-from carma.cli.output import STATE_STYLES, print_json, print_rich, safe
+from carma.cli.output import STATE_STYLES, print_json, print_wrapped
 from carma.cli.verb import json_flag, verb
 
 EXAMPLES = """
@@ -26,12 +26,8 @@ def command(as_json: bool) -> int:
 
 
 def _print(findings: list[Finding]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    rows: list[tuple[str | tuple[str, str], str, str]] = []
     for finding in findings:
-        text = finding.text + (f"\n→ {finding.hint}" if finding.hint else "")
-        lines = Text("\n".join(safe(line) for line in text.splitlines()), overflow="fold")
-        table.add_row(Text(finding.verdict, STATE_STYLES[finding.verdict]), Text(finding.check, no_wrap=True), lines)
-    print_rich(table)
+        rows.append(((finding.verdict, STATE_STYLES[finding.verdict]), finding.check, finding.text))
+        rows += [("", "", f"→ {finding.hint}")] if finding.hint else []
+    print_wrapped(rows, ("", "", ""))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carma.cli.connection import ask
-from carma.cli.output import heading, moment, print_facts, print_json, print_rich, safe
+from carma.cli.output import heading, moment, print_facts, print_json, print_wrapped
 from carma.cli.verb import json_flag, task_id, verb
 from carma.cli.wording import score_text, source_text
 from carma.core.model.units import show_mib
@@ -46,20 +46,13 @@ def _print(explanation: Explanation) -> None:
 
 def print_entries(entries: tuple[ExplainEntry, ...]) -> None:
     """One row for each GPU. Reasons wrap and are never cut."""
-    from rich.table import Table
-    from rich.text import Text
-
     if not entries:
         return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for title in ("GPU", "VERDICT", "SCORE"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("WHY", overflow="fold")
+    rows = []
     for entry in entries:
         accepted = ("chosen", "green") if entry.chosen else ("possible", "")
-        verdict, style = accepted if entry.accepted or entry.chosen else ("refused", "red")
+        verdict = accepted if entry.accepted or entry.chosen else ("refused", "red")
         score, *rest = [score_text(name, value) for name, value in entry.parts.items()] or ["-"]
         gpu = str(entry.index) if entry.index >= 0 else entry.gpu
-        why = ", ".join(rest) if entry.accepted else entry.reason
-        table.add_row(Text(gpu), Text(verdict, style), Text(safe(score)), Text(safe(why)))
-    print_rich(table)
+        rows.append((gpu, verdict, score, ", ".join(rest) if entry.accepted else entry.reason))
+    print_wrapped(rows, ("GPU", "VERDICT", "SCORE", "WHY"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from carma.cli import parsers as parse
+from carma.core.model.units import parse_mib
 from carma.errors import Usage
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def _id(text: str) -> int:
 
 
 ID = Parsed("ID", _id)
+SIZE = Parsed("SIZE", parse_mib)  # in MiB
 IDS = Parsed("ID", _ids)  # `12`, or the range `40-49`
 
 

@@ -161,18 +161,26 @@ def _lines(renderable: RenderableType, wide: bool = False, least: int = 0) -> li
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def print_facts(facts: Iterable[tuple[str, str]], indent: int = 0) -> None:
-    """`label  text` lines with hanging indents. Facts with an empty text are left out."""
+def print_wrapped(rows: Iterable[Sequence[str | tuple[str, str]]], titles: Sequence[str]) -> None:
+    """Rows of texts, some with a style. The last text of a row wraps and is never cut. No header if all titles are
+    empty."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, text in facts:
-        if text:
-            table.add_row(Text(" " * indent + label, "bold" if not indent else ""), Text(safe(text)))
+    table = Table(box=None, pad_edge=False, show_header=any(titles), header_style="bold", padding=(0, 2, 0, 0))
+    for title in titles[:-1]:
+        table.add_column(title, no_wrap=True)
+    table.add_column(titles[-1], overflow="fold")
+    for row in rows:
+        cells = ((cell, "") if isinstance(cell, str) else cell for cell in row)
+        table.add_row(*(Text(safe(text), style) for text, style in cells))
     print_rich(table)
+
+
+def print_facts(facts: Iterable[tuple[str, str]], indent: int = 0) -> None:
+    """`label  text` lines with hanging indents. Facts with an empty text are left out."""
+    style = "" if indent else "bold"
+    print_wrapped((((" " * indent + label, style), text) for label, text in facts if text), ("", ""))
 
 
 def heading(text: str) -> None:

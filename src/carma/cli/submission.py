@@ -44,8 +44,8 @@ def requests(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> list[S
         if asked.flags.get(key) is not None:
             note(f"{names[-1]} {why}")
     params = sweep.read_params(asked.flags.get("param") or ())
-    if "begin" in asked.flags:  # by the daemon's clock, which runs faster than real time for virtual GPUs
-        asked.flags["begin"] = parse.parse_begin(asked.flags["begin"], ask(Client.server).now)
+    if "begin_at" in asked.flags:  # by the daemon's clock, which runs faster than real time for virtual GPUs
+        asked.flags["begin_at"] = parse.parse_begin(asked.flags["begin_at"], ask(Client.server).now)
     made = []
     for place, command in enumerate(asked.commands):
         for filled, chosen in sweep.combinations(command, params) if params else [(command, {})]:
@@ -110,7 +110,7 @@ def _from_words(ctx: click.Context, given: Flags, words: tuple[str, ...]) -> Ask
 
 def _from_rad(given: Flags, path: Path) -> Asked:
     task = rad_file.read_rad(path)
-    flags = _given({"gpus": task.gpus, "exclusive": task.exclusive or None, "gpu_mem": task.memory_mib})
+    flags = _given({"gpus": task.gpus, "exclusive": task.exclusive or None, "gpu_memory_mib": task.memory_mib})
     if task.memory_mib is None:
         note(f"{path} has no measured memory (line 8): CARMA estimates it")
     return Asked({"name": path.stem, **flags, **given}, (rad_file.in_environment(task),), {})
@@ -183,9 +183,9 @@ def _request(asked: Asked, command: tuple[str, ...], chosen: dict[str, str]) -> 
 
 
 def _check_combination(flags: Flags) -> None:
-    if flags.get("signal") and not flags.get("time"):
+    if "warn" in flags and "time_limit_s" not in flags:
         raise Usage("--signal needs --time: the signal precedes the time limit", "add for example --time 02:00:00")
-    if flags.get("threads_percent") is not None and flags.get("mechanism") == "timeslice":
+    if "threads_percent" in flags and flags.get("mechanism") == "timeslice":
         raise Usage("--threads-percent needs MPS and excludes --mechanism timeslice", "leave out one of them")
     if "checkpoint_grace" in flags and "checkpoint_signal" not in flags:
         raise Usage("--checkpoint-grace needs --checkpoint-signal", "add for example --checkpoint-signal USR1")
@@ -193,30 +193,23 @@ def _check_combination(flags: Flags) -> None:
 
 def _spec(flags: Flags, command: tuple[str, ...], chosen: dict[str, str], added: dict[str, str]) -> TaskSpec:
     _check_combination(flags)
-    number = flags.get("checkpoint_signal")
-    grace = (flags["checkpoint_grace"],) if "checkpoint_grace" in flags else ()
+    fields = {name: flags[name] for name in TaskSpec.__struct_fields__ if name in flags and name != "array"}
+    for name in ("name", "output", "error"):
+        if name in fields:
+            fields[name] = sweep.fill(fields[name], chosen)
+    if flags.get("requeue") is False:
+        fields.setdefault("max_oom_retries", 0)
+    if "checkpoint_signal" in flags:
+        grace = (flags["checkpoint_grace"],) if "checkpoint_grace" in flags else ()
+        fields["checkpoint"] = SaveSignal(flags["checkpoint_signal"], *grace)
+    fields.setdefault("gpus", flags.get("gres", 1))
+    fields.setdefault("priority", -flags.get("nice", 0))
     return TaskSpec(
         command=_checked(command),
         directory=_directory(flags.get("chdir")),
         environment=_environment(flags.get("export"), added),
         umask=_umask(),
-        name=sweep.fill(flags.get("name", ""), chosen),
-        gpus=flags.get("gpus") or flags.get("gres") or 1,
-        gpu_memory_mib=flags.get("gpu_mem"),
-        exclusive=bool(flags.get("exclusive")),
-        time_limit_s=flags.get("time"),
-        priority=flags["priority"] if "priority" in flags else -flags.get("nice", 0),
-        after=flags.get("dependency", ()),
-        begin_at=flags.get("begin"),
-        max_oom_retries=flags.get("max_oom_retries", 0 if flags.get("requeue") is False else None),
-        grace_s=flags.get("grace"),
-        warn=flags.get("signal"),
-        checkpoint=None if number is None else SaveSignal(number, *grace),
-        output=sweep.fill(flags["output"], chosen) if "output" in flags else None,
-        error=sweep.fill(flags["error"], chosen) if "error" in flags else None,
-        comment=flags.get("comment", ""),
-        mechanism=flags.get("mechanism"),
-        threads_percent=flags.get("threads_percent"),
+        **fields,
     )
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from carma.cli import parsers as parse
-from carma.cli.option_types import Function, Parsed, non_empty, whole
+from carma.cli.option_types import SIZE, Function, Parsed, non_empty, whole
 from carma.cli.verb import command_words
-from carma.core.model.units import parse_duration_s, parse_mib
+from carma.core.model.units import parse_duration_s
 
 
 def _export(text: str) -> str:
@@ -28,42 +28,40 @@ def _begin(text: str) -> str:
 
 _FILE = non_empty("FILE")
 _TIME = Parsed("TIME", parse.parse_grace)
+_LIMIT = Parsed("TIME", parse_duration_s)
+_WARNING = Parsed("SIG@S", parse.parse_warning)
 _DEPENDENCY = Parsed("WHEN:ID", parse.parse_dependencies)
 _SAVE_SIGNAL = Parsed("SIG", parse.parse_save_signal)
-OPTIONS: tuple[tuple[tuple[str, ...], Any, str], ...] = (
-    (("-G", "--gpus"), Parsed("N", parse.parse_gpus), "Number of GPUs (default 1)."),
-    (("--gpu-mem",), Parsed("SIZE", parse_mib), "Memory that the task needs on each GPU: 12GiB, 512M; plain: MiB."),
-    (("--gres",), Parsed("gpu:N", parse.parse_gres), "Number of GPUs, in Slurm's form."),
-    (("-t", "--time"), Parsed("TIME", parse_duration_s), "Time limit: minutes, HH:MM:SS, D-HH:MM:SS, 90s, 2h."),
-    (("-J", "--job-name", "--name", "name"), non_empty("NAME"), "Name of the task (default: its program)."),
-    (("-D", "--chdir"), non_empty("DIR"), "Working directory (default: the current directory)."),
-    (("-o", "--output"), _FILE, "File for stdout; %j ID, %A array, %a index, %x name, %t attempt, %u user."),
-    (("-e", "--error"), _FILE, "File for stderr, with the same patterns."),
-    (("-d", "--dependency"), _DEPENDENCY, "Start after other tasks: afterok:12, afterany:12:13, afternotok:12."),
-    (
-        ("-a", "--array"),
-        Parsed("LIST", parse.parse_array),
-        "One task for each index: 0-9, 1,3,5; 0-9%3: three at once.",
-    ),
-    (("--begin",), Parsed("TIME", _begin), "Earliest start: now+1hour, 16:30, 2026-01-31T16:30."),
-    (("--priority",), whole(-10_000, 10_000), "Priority; higher starts first (default 0)."),
-    (("--nice",), whole(-10_000, 10_000), "Negative priority, as in Slurm."),
-    (("--signal",), Parsed("SIG@S", parse.parse_warning), "Signal to send S seconds before the time limit: USR1@60."),
-    (("--checkpoint-signal",), _SAVE_SIGNAL, "Signal on which the task saves a checkpoint and exits: USR1."),
-    (("--checkpoint-grace",), _TIME, "Time that saving a checkpoint may take (default 120s)."),
-    (("--grace",), _TIME, "Time between SIGTERM and SIGKILL (default: stopping.grace_s, 10s)."),
-    (("--max-oom-retries",), whole(0, 100), "Maximum number of retries after a GPU out-of-memory failure (default 4)."),
-    (("--mechanism",), click.Choice(("mps", "timeslice")), "How the task shares GPUs (default: sharing.mechanism)."),
-    (("--threads-percent",), whole(1, 100), "Limit on the SMs of each GPU under MPS, in percent (default 100)."),
-    (("--export",), Parsed("VARS", _export), "Environment variables: ALL (default), NONE, NAME, NAME=value."),
-    (("--comment",), Parsed("TEXT", str), "Comment, shown by `carma show`."),
+OPTIONS: tuple[tuple[str, Any, str], ...] = (
+    ("-G --gpus", Parsed("N", parse.parse_gpus), "Number of GPUs (default 1)."),
+    ("--gpu-mem gpu_memory_mib", SIZE, "Memory that the task needs on each GPU: 12GiB, 512M; plain: MiB."),
+    ("--gres", Parsed("gpu:N", parse.parse_gres), "Number of GPUs, in Slurm's form."),
+    ("-t --time time_limit_s", _LIMIT, "Time limit: minutes, HH:MM:SS, D-HH:MM:SS, 90s, 2h."),
+    ("-J --job-name --name name", non_empty("NAME"), "Name of the task (default: its program)."),
+    ("-D --chdir", non_empty("DIR"), "Working directory (default: the current directory)."),
+    ("-o --output", _FILE, "File for stdout; %j ID, %A array, %a index, %x name, %t attempt, %u user."),
+    ("-e --error", _FILE, "File for stderr, with the same patterns."),
+    ("-d --dependency after", _DEPENDENCY, "Start after other tasks: afterok:12, afterany:12:13, afternotok:12."),
+    ("-a --array", Parsed("LIST", parse.parse_array), "One task for each index: 0-9, 1,3,5; 0-9%3: three at once."),
+    ("--begin begin_at", Parsed("TIME", _begin), "Earliest start: now+1hour, 16:30, 2026-01-31T16:30."),
+    ("--priority", whole(-10_000, 10_000), "Priority; higher starts first (default 0)."),
+    ("--nice", whole(-10_000, 10_000), "Negative priority, as in Slurm."),
+    ("--signal warn", _WARNING, "Signal to send S seconds before the time limit: USR1@60."),
+    ("--checkpoint-signal", _SAVE_SIGNAL, "Signal on which the task saves a checkpoint and exits: USR1."),
+    ("--checkpoint-grace", _TIME, "Time that saving a checkpoint may take (default 120s)."),
+    ("--grace grace_s", _TIME, "Time between SIGTERM and SIGKILL (default: stopping.grace_s, 10s)."),
+    ("--max-oom-retries", whole(0, 100), "Maximum number of retries after a GPU out-of-memory failure (default 4)."),
+    ("--mechanism", click.Choice(("mps", "timeslice")), "How the task shares GPUs (default: sharing.mechanism)."),
+    ("--threads-percent", whole(1, 100), "Limit on the SMs of each GPU under MPS, in percent (default 100)."),
+    ("--export", Parsed("VARS", _export), "Environment variables: ALL (default), NONE, NAME, NAME=value."),
+    ("--comment", Parsed("TEXT", str), "Comment, shown by `carma show`."),
 )
-SWITCHES: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("--exclusive",), "Do not share the GPUs of this task."),
-    (("--requeue/--no-requeue",), "Retry after a GPU out-of-memory failure, or do not."),
-    (("-H", "--hold"), "Submit the task held; `carma release` lets it start."),
-    (("--nonblock", "--immediate"), "Do not queue: exit with code 75 if no GPU is free now."),
-    (("--dry-run", "--test-only"), "Print the decision for the task; submit nothing."),
+SWITCHES: tuple[tuple[str, str], ...] = (
+    ("--exclusive", "Do not share the GPUs of this task."),
+    ("--requeue/--no-requeue", "Retry after a GPU out-of-memory failure, or do not."),
+    ("-H --hold", "Submit the task held; `carma release` lets it start."),
+    ("--nonblock --immediate", "Do not queue: exit with code 75 if no GPU is free now."),
+    ("--dry-run --test-only", "Print the decision for the task; submit nothing."),
 )
 IGNORED: dict[str, tuple[tuple[str, ...], str]] = {
     "mem": (("--mem",), "has no effect: host memory is not limited; GPU memory is --gpu-mem"),
@@ -76,15 +74,11 @@ IGNORED: dict[str, tuple[tuple[str, ...], str]] = {
     "mail_type": (("--mail-type",), "has no effect: no mail is sent"),
     "mail_user": (("--mail-user",), "has no effect: no mail is sent"),
 }
-SOURCES: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
-    (("--file",), {"type": click.Path(), "metavar": "FILE"}, "Task file (.toml or .rad) or script to submit."),
-    (("--wrap",), {"metavar": "TEXT"}, "Command line to run with `sh -c`."),
-    (("--stdin",), {"is_flag": True, "default": None}, "Read one command from each line of standard input."),
-    (
-        ("--param",),
-        {"multiple": True, "metavar": "K=V,V"},
-        "One task for each value of {K} in the command; repeatable.",
-    ),
+SOURCES: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("--file", {"type": click.Path(), "metavar": "FILE"}, "Task file (.toml or .rad) or script to submit."),
+    ("--wrap", {"metavar": "TEXT"}, "Command line to run with `sh -c`."),
+    ("--stdin", {"is_flag": True, "default": None}, "Read one command from each line of standard input."),
+    ("--param", {"multiple": True, "metavar": "K=V,V"}, "One task for each value of {K} in the command; repeatable."),
 )
 
 
@@ -93,10 +87,10 @@ def submit_flags(function: Function) -> Function:
     function = command_words(function)
     for ignored, _why in reversed(IGNORED.values()):
         function = click.option(*ignored, default=None, hidden=True)(function)
-    for spelled, extra, text in reversed(SOURCES):
-        function = click.option(*spelled, help=text, **extra)(function)
+    for names, extra, text in reversed(SOURCES):
+        function = click.option(*names.split(), help=text, **extra)(function)
     for names, text in reversed(SWITCHES):
-        function = click.option(*names, is_flag=True, default=None, help=text)(function)
+        function = click.option(*names.split(), is_flag=True, default=None, help=text)(function)
     for names, kind, text in reversed(OPTIONS):
-        function = click.option(*names, type=kind, default=None, help=text)(function)
+        function = click.option(*names.split(), type=kind, default=None, help=text)(function)
     return function

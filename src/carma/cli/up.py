@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 
 from carma.cli.connection import connect
-from carma.cli.option_types import Parsed, read_pairs, whole
+from carma.cli.option_types import SIZE, Parsed, read_pairs, whole
 from carma.cli.parsers import parse_factor
 from carma.cli.verb import verb
 from carma.config.load import FLAGS
-from carma.core.model.units import parse_mib, show_count, show_mib
+from carma.core.model.units import show_count, show_mib
 from carma.errors import Usage
 from carma.paths import find_paths
 
@@ -30,7 +30,7 @@ POLICIES = "exclusive, round-robin, first-fit, best-fit, magm, lug, goodput, hor
 
 @verb("up", examples=EXAMPLES)
 @click.option("--virtual-gpus", type=whole(1), metavar="N", help="Number of virtual GPUs to use.")
-@click.option("--gpu-memory", type=Parsed("SIZE", parse_mib), help="Memory of each virtual GPU (default 40GiB).")
+@click.option("--gpu-memory", type=SIZE, help="Memory of each virtual GPU (default 40GiB).")
 @click.option("--policy", metavar="NAME", help=f"Placement policy (default magm): {POLICIES}.")
 @click.option("--speed", type=Parsed("X", parse_factor), help="Speed of virtual GPUs (default 1: real time).")
 @click.option("--detach", "-d", is_flag=True, help="Run in the background; return when the daemon serves.")

@@ -119,13 +119,8 @@ def short_ending(task: TaskView) -> str:
             return f"by {by}" + (f": {reason}" if reason else "")
         case outcomes.TimedOut(limit_s=limit_s):
             return f"limit {show_s(limit_s)}"
-        case (
-            outcomes.LaunchFailed(reason=reason)
-            | outcomes.Lost(reason=reason)
-            | outcomes.Disrupted(reason=reason)
-            | outcomes.NeverFits(reason=reason)
-        ):
-            return reason
+        case outcomes.LaunchFailed() | outcomes.Lost() | outcomes.Disrupted() | outcomes.NeverFits():
+            return outcome.reason
     assert_never(outcome)
 
 
