@@ -23,7 +23,7 @@ from carma.trial.replay.card_constants import (
     rows_file,
     save,
 )
-from carma.trial.replay.library_memory import CardWorkspaces
+from carma.trial.replay.conv_workspaces import convolutions_of, shipped_convolutions
 from carma.trial.report import Call
 
 MIB = 1 << 20
@@ -68,11 +68,11 @@ def test_constants_without_a_table_are_used_with_the_shipped_convolutions(tmp_pa
     put(tmp_path, "NVIDIA H200", "2.11.0")
     answer = found("NVIDIA H200", "2.11.0", tmp_path)
     rows_file(answer.file).unlink()
-    workspaces = CardWorkspaces.of(answer.file)
+    workspaces = convolutions_of(answer.file)
     call = Call(
         op="conv", dtype="float32", sizes=((1, 8, 9, 9), (8, 8, 3, 3), (1, 8, 7, 7)), numbers=(1, 1, 0, 0, 1, 1, 1)
     )
-    assert workspaces(call, 0, 0) == CardWorkspaces()(call, 0, 0)
+    assert workspaces(call) == shipped_convolutions()(call)
 
 
 def test_this_machines_own_go_before_what_is_shipped(tmp_path: Path) -> None:

@@ -26,10 +26,11 @@ from carma.trial.replay.conv_workspaces import (
     ConvWorkspaces,
     DecisionTree,
     LearntChoice,
+    convolutions_of,
     shipped_convolutions,
     shipped_model,
 )
-from carma.trial.replay.library_memory import CardWorkspaces
+from carma.trial.replay.library_memory import card_workspaces
 from carma.trial.replay.replay import NO_SCRATCH
 from carma.trial.report import Call
 
@@ -167,13 +168,13 @@ def test_what_cudnn_was_not_asked_for_is_no_shape(changes: dict[str, object]) ->
     ],
 )
 def test_a_call_that_says_too_little_takes_nothing(made: Call) -> None:
-    assert shipped_convolutions()(made) == ()
+    assert shipped_convolutions()(made) == NO_SCRATCH
 
 
 def test_a_measured_shape_goes_before_the_model() -> None:
     workspaces = ConvWorkspaces.from_rows([row(), row(op="operator")], model("xyw@1"))
-    assert workspaces(call()) == (12_245,)
-    assert workspaces(call(dtype="float16")) == (tensor_bytes(shape(call(dtype="float16"))),)
+    assert workspaces(call()).transient_bytes == (12_245,)
+    assert workspaces(call(dtype="float16")).transient_bytes == (tensor_bytes(shape(call(dtype="float16"))),)
 
 
 def test_tf32_matters_to_fp32_only() -> None:
@@ -192,18 +193,18 @@ def test_a_tree_goes_right_above_its_threshold_and_left_otherwise() -> None:
 def test_the_forest_votes_and_a_remainder_comes_on_top() -> None:
     one, other = LEAF_ZERO, DecisionTree(feature=(-1,), threshold=(1,), right=(0,))
     copies = tensor_bytes(shape(call()))
-    assert ConvWorkspaces(model("xyw@1", "zero", choose=(one, other, other)))(call()) == ()
-    assert ConvWorkspaces(model("xyw@1", "zero", choose=(one, other)))(call()) == (copies,)
-    assert ConvWorkspaces(model("xyw@1+more"))(call()) == (copies + MIB,)
-    assert ConvWorkspaces(model(OTHER))(call()) == (2 * copies,)
+    assert ConvWorkspaces(model("xyw@1", "zero", choose=(one, other, other)))(call()).transient_bytes == ()
+    assert ConvWorkspaces(model("xyw@1", "zero", choose=(one, other)))(call()).transient_bytes == (copies,)
+    assert ConvWorkspaces(model("xyw@1+more"))(call()).transient_bytes == (copies + MIB,)
+    assert ConvWorkspaces(model(OTHER))(call()).transient_bytes == (2 * copies,)
 
 
 def test_what_a_benchmark_tries_is_told_apart_from_what_it_keeps() -> None:
     tried = call(flags=("tf32", "benchmark"))
     workspaces = ConvWorkspaces.from_rows([row(mode="benchmark")], model("zero"))
-    assert workspaces.trial_bytes(tried) == 12_245
-    assert workspaces(tried) == ()
-    assert workspaces.trial_bytes(call()) == 0
+    assert workspaces(tried).trial_bytes == 12_245
+    assert workspaces(tried).transient_bytes == ()
+    assert workspaces(call()).trial_bytes == 0
 
 
 # Layers of common nets with what an H200 took for them.
@@ -217,14 +218,14 @@ KNOWN = [
 
 @pytest.mark.parametrize(("made", "measured"), KNOWN)
 def test_the_shipped_model_is_near_what_was_measured(made: Call, measured: int) -> None:
-    assert sum(shipped_convolutions()(made)) == pytest.approx(measured, rel=0.05)
+    assert sum(shipped_convolutions()(made).transient_bytes) == pytest.approx(measured, rel=0.05)
 
 
 def test_the_shipped_model_carries_a_layer_to_a_batch_that_nobody_measured() -> None:
     """Copies of image, output and weight: the batch changes all but the last of them."""
     made = call(image=(88, 128, 56, 56), weight=(256, 128, 3, 3), output=(88, 256, 56, 56), dtype="bfloat16")
     assert shape(made) not in {each.shape for each in shipped_model().call.measured}
-    assert sum(shipped_convolutions()(made)) == pytest.approx(tensor_bytes(shape(made)), rel=0.05)
+    assert sum(shipped_convolutions()(made).transient_bytes) == pytest.approx(tensor_bytes(shape(made)), rel=0.05)
 
 
 def test_the_shipped_file_is_small_and_whole() -> None:
@@ -242,13 +243,13 @@ def test_the_shipped_file_is_small_and_whole() -> None:
 
 
 def test_the_replay_gets_a_block_for_a_convolution_and_none_for_what_has_no_rule() -> None:
-    workspaces = CardWorkspaces(ConvWorkspaces.from_rows([row()], model("zero")))
-    assert workspaces(call(), 0, 0).transient_bytes == (12_245,)
-    assert workspaces(Call(op="blas", dtype="float32"), 0, 0) == NO_SCRATCH
+    workspaces = card_workspaces(ConvWorkspaces.from_rows([row()], model("zero")), {})
+    assert workspaces(call()).transient_bytes == (12_245,)
+    assert workspaces(Call(op="blas", dtype="float32")) == NO_SCRATCH
 
 
 def test_a_calibrated_card_brings_its_rows(tmp_path: Path) -> None:
     file = tmp_path / "a-card.json"
     constants.save(constants.CardConstants(gpu="A card"), [dict(row())], file)
-    assert CardWorkspaces.of(file)(call(), 0, 0).transient_bytes == (12_245,)
-    assert CardWorkspaces.of(tmp_path / "none.json")(call(), 0, 0).transient_bytes == shipped_convolutions()(call())
+    assert convolutions_of(file)(call()).transient_bytes == (12_245,)
+    assert convolutions_of(tmp_path / "none.json")(call()) == shipped_convolutions()(call())

@@ -17,6 +17,7 @@ from carma.trial.protocol import Trial
 from carma.trial.replay import card_constants as constants
 from carma.trial.replay.bound import LEAST, SCALE, STRETCH, FootprintBound, Score, Scores, bound_for, group_of
 from carma.trial.replay.footprint import figure
+from carma.trial.replay.replay import Scratch
 from carma.trial.report import ALLOC, CALL, FREE, Call, TrialEvent, TrialReport
 from tests.trials import MIB, ScriptedTrials, events, report, write_events
 
@@ -212,15 +213,8 @@ def test_a_trial_with_convolutions_is_replayed_with_other_workspaces_too() -> No
     hole = 400 * MIB
     call = [TrialEvent(ALLOC, 0, 0, 1, 90, hole), TrialEvent(FREE, 0, 0, 0, 90, 0), TrialEvent(CALL, 0, 0, 2, 0, 0)]
 
-    class Wants:
-        def __call__(self, _call: Call) -> tuple[int, ...]:
-            return (hole,)
-
-        def trial_bytes(self, _call: Call) -> int:
-            return 0
-
     trial = Trial(report=told, events=write_events([*call, *events()]), seconds=1.0)
-    found = figure(trial, asked(), (constants.SHIPPED,), Wants())  # type: ignore[arg-type]
+    found = figure(trial, asked(), (constants.SHIPPED,), lambda _call: Scratch(transient_bytes=(hole,)))
     assert found.footprint_bytes > found.replayed.peaks.reserved_bytes + found.outside_bytes
     assert found.spread > 0
     plain = figure(Trial(report=report(), events=trial.events[72:], seconds=1.0), asked(), (constants.SHIPPED,))

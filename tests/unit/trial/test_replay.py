@@ -7,7 +7,6 @@ import pytest
 from carma.trial.replay.allocator_options import MIB, AllocatorOptions, parse
 from carma.trial.replay.replay import (
     NO_SCRATCH,
-    DidNotFit,
     Peaks,
     Replayed,
     Scratch,
@@ -27,6 +26,7 @@ from carma.trial.report import (
 )
 from tests.trials import write_events
 
+DEVICE_MIB = 1000
 MARKS = ("forward", "step_end")
 CONV, LINEAR = Call(op="conv", dtype="float32"), Call(op="blas", dtype="float32")
 CALLS = (CONV, LINEAR)
@@ -49,30 +49,22 @@ FORWARD, STEP_END = TrialEvent(MARK, 0, 0, 0, 0, 0), TrialEvent(MARK, 0, 0, 1, 0
 
 def replayed(
     *events: TrialEvent,
-    workspaces: Workspaces = lambda *_call: NO_SCRATCH,
-    capacity_mib: int | None = None,
+    workspaces: Workspaces = lambda _call: NO_SCRATCH,
     options: AllocatorOptions = AllocatorOptions(),
 ) -> Replayed:
     stored = read_events(write_events(events))
-    capacity = None if capacity_mib is None else capacity_mib * MIB
-    return replay(stored, CALLS, options, workspaces, capacity, marks=MARKS)
+    return replay(stored, CALLS, options, workspaces, marks=MARKS, device_bytes=DEVICE_MIB * MIB)
 
 
-def peaks(allocated_mib: float, reserved_mib: float, requested_mib: float | None = None) -> Peaks:
-    requested = allocated_mib if requested_mib is None else requested_mib
-    return Peaks(
-        allocated_bytes=int(allocated_mib * MIB),
-        reserved_bytes=int(reserved_mib * MIB),
-        requested_bytes=int(requested * MIB),
-    )
+def peaks(allocated_mib: float, reserved_mib: float) -> Peaks:
+    return Peaks(allocated_bytes=int(allocated_mib * MIB), reserved_bytes=int(reserved_mib * MIB))
 
 
 def test_peaks_are_those_of_the_whole_trial() -> None:
     found = replayed(alloc(1, 30), alloc(2, 33), free(1), STEP_END, alloc(3, 12), free(2), FORWARD, alloc(4, 2))
-    assert found.peaks == peaks(64, 64, 63)  # 33 takes a block of 34
-    assert found.peak_step == 1
-    assert found.steps == (peaks(64, 64, 63),)
-    assert (found.grows, found.scratch_bytes, found.unmatched, found.did_not_fit) == (False, 0, 0, None)
+    assert found.peaks == peaks(64, 64)  # 33 takes a block of 34
+    assert found.steps == (peaks(64, 64),)
+    assert (found.grows, found.scratch_bytes, found.unmatched) == (False, 0, 0)
 
 
 def test_each_step_has_its_own_peaks() -> None:
@@ -81,8 +73,7 @@ def test_each_step_has_its_own_peaks() -> None:
 
     found = replayed(alloc(1, 12), *step(30), *step(40), *step(20), alloc(2, 50))
     assert found.steps == (peaks(42, 42), peaks(52, 82), peaks(32, 82))
-    assert found.peaks == peaks(62, 132)
-    assert found.peak_step == 4  # after the last complete step
+    assert found.peaks == peaks(62, 132)  # after the last complete step
 
 
 @pytest.mark.parametrize(("extra_mib", "grows"), [(0, False), (1, False), (2, True)])
@@ -112,10 +103,10 @@ def test_one_more_segment_is_no_growth() -> None:
     assert not found.grows
 
 
-def scratch_for(call: Call, thread: int, stream: int) -> Scratch:
+def scratch_for(call: Call) -> Scratch:
     if call is CONV:
         return Scratch(transient_bytes=(40 * MIB, 20 * MIB))
-    return Scratch(kept=(("cublas", 32 * MIB),)) if (thread, stream) != (9, 9) else NO_SCRATCH
+    return Scratch(kept=(("cublas", 32 * MIB),))
 
 
 def test_transient_scratch_is_there_at_the_call_and_reused_after_it() -> None:
@@ -148,29 +139,23 @@ def test_a_trial_without_any_allocation_has_no_peak() -> None:
 
 
 def test_workspaces_are_asked_once_for_the_same_call() -> None:
-    asked: list[tuple[str, int, int]] = []
+    asked: list[str] = []
 
-    def ask(call: Call, thread: int, stream: int) -> Scratch:
-        asked.append((call.op, thread, stream))
+    def ask(call: Call) -> Scratch:
+        asked.append(call.op)
         return NO_SCRATCH
 
     replayed(call(0), call(0), call(1, thread=2, stream=3), call(0), workspaces=ask)
-    assert asked == [("conv", 0, 0), ("blas", 2, 3)]
+    assert asked == ["conv", "blas"]
 
 
-def test_a_capacity_says_whether_the_script_survives() -> None:
-    events = [alloc(1, 30), free(1), STEP_END, alloc(2, 40), alloc(3, 20)]
+def test_the_scripts_own_memory_fraction_releases_the_cache_and_ends_the_replay() -> None:
+    events = [alloc(1, 30), free(1), STEP_END, alloc(2, 40), alloc(3, 20), STEP_END]
     assert replayed(*events).peaks.reserved_bytes == 70 * MIB
-    squeezed = replayed(*events, capacity_mib=60)
-    assert squeezed.did_not_fit is None
-    assert squeezed.peaks == peaks(60, 60)
-    assert replayed(*events, capacity_mib=59).did_not_fit == DidNotFit(
-        step=2,
-        wanted_bytes=20 * MIB,
-        allocated_bytes=40 * MIB,
-        reserved_bytes=40 * MIB,
-        limit_bytes=59 * MIB,
-    )
+    squeezed = replayed(*events, options=parse("per_process_memory_fraction:0.06"))
+    assert (squeezed.peaks, len(squeezed.steps)) == (peaks(60, 60), 2)
+    ended = replayed(*events, options=parse("per_process_memory_fraction:0.059"))
+    assert (ended.peaks, len(ended.steps)) == (peaks(40, 40), 1)
 
 
 def test_empty_cache_and_the_settings_are_honoured() -> None:
@@ -182,7 +167,7 @@ def test_empty_cache_and_the_settings_are_honoured() -> None:
 
 def test_a_block_used_on_another_stream_is_free_again_in_the_next_step() -> None:
     used = [alloc(1, 30), TrialEvent(OTHER_STREAM, 0, 5, 0, 1, 0), free(1)]
-    assert replayed(*used, alloc(2, 30)).peaks == peaks(30, 60, 60)
+    assert replayed(*used, alloc(2, 30)).peaks == peaks(30, 60)
     assert replayed(*used, STEP_END, alloc(2, 30)).peaks == peaks(30, 30)
 
 
@@ -193,7 +178,7 @@ def test_events_that_contradict_one_another_are_counted() -> None:
 
 
 def test_a_search_for_the_fastest_engine_happens_once_and_ends_with_an_empty_cache() -> None:
-    def searches(call: Call, thread: int, stream: int) -> Scratch:  # noqa: ARG001 (the protocol's names)
+    def searches(call: Call) -> Scratch:  # noqa: ARG001 (the protocol's name)
         return Scratch(trial_bytes=300 * MIB)
 
     once = replayed(alloc(1, 40), free(1), call(0), STEP_END, alloc(2, 40), call(0), STEP_END, workspaces=searches)

@@ -126,7 +126,7 @@ def rows_file(file: Path) -> Path:
 def file_name(constants: CardConstants) -> str:
     """`nvidia-h200_torch-2.11.json`: one file for a GPU and a minor version of torch."""
     gpu = re.sub(r"[^a-z0-9.]+", "-", constants.gpu.lower()).strip("-")
-    return f"{gpu}_torch-{'.'.join(str(part) for part in _version(constants.torch))}.json"
+    return f"{gpu}_torch-{'.'.join(str(part) for part in version_of(constants.torch))}.json"
 
 
 def read_rows(file: Path) -> Iterator[Row]:
@@ -170,14 +170,14 @@ def _distance(wanted: str, measured: str) -> tuple[int, ...]:
     return (2, generations, abs(one.multiprocessors - other.multiprocessors))
 
 
-def _version(text: str) -> tuple[int, int]:
+def version_of(text: str) -> tuple[int, int]:
     match = re.match(r"(\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def _apart(wanted: str, measured: str) -> tuple[int, int, int]:
     """Difference of the versions; an equal version comes first."""
-    (major, minor), (other_major, other_minor) = _version(wanted), _version(measured)
+    (major, minor), (other_major, other_minor) = version_of(wanted), version_of(measured)
     return (abs(major - other_major), abs(minor - other_minor), int(wanted != measured))
 
 

@@ -20,8 +20,10 @@ from pathlib import Path
 import msgspec
 
 from carma.core.model.values import Record
+from carma.trial.replay import card_constants
 from carma.trial.replay.conv_formulas import MORE, OTHER, formula_bytes
 from carma.trial.replay.conv_shapes import ConvShape, Row, features, of_call, of_row, scratch_bytes, tensor_bytes
+from carma.trial.replay.replay import NO_SCRATCH, Scratch
 from carma.trial.report import Call
 
 FORMAT = 1
@@ -101,18 +103,15 @@ class ConvWorkspaces:
         found = self._calls.get(shape)
         return self._model.call.scratch_bytes(shape) if found is None else found
 
-    def __call__(self, call: Call) -> tuple[int, ...]:
-        """The blocks that a call holds while it runs: none or one."""
+    def __call__(self, call: Call) -> Scratch:
         shape = of_call(call)
-        size = 0 if shape is None else self.scratch_bytes(shape)
-        return (size,) if size > 0 else ()
+        if shape is None:
+            return NO_SCRATCH
+        size = self.scratch_bytes(shape)
+        return Scratch(transient_bytes=(size,) if size > 0 else (), trial_bytes=self._trial_bytes(shape))
 
-    def trial_bytes(self, call: Call) -> int:
-        """With `cudnn.benchmark`: what the first call of its kind allocates once before it runs."""
-        shape = of_call(call)
-        if shape is None or not shape.benchmark:
-            return 0
-        found = self._trials.get(shape)
+    def _trial_bytes(self, shape: ConvShape) -> int:
+        found = self._trials.get(shape) if shape.benchmark else 0
         return self._model.trial.scratch_bytes(shape) if found is None else found
 
 
@@ -124,6 +123,13 @@ def shipped_model() -> ConvModel:
 @cache
 def shipped_convolutions() -> ConvWorkspaces:
     return ConvWorkspaces(shipped_model())
+
+
+def convolutions_of(file: Path | None) -> ConvWorkspaces:
+    """With the measured rows of the GPU of a file of constants; the shipped rows are in the model."""
+    if file is None or file.parent == card_constants.SHIPPED or not card_constants.rows_file(file).is_file():
+        return shipped_convolutions()
+    return ConvWorkspaces.from_rows(card_constants.read_rows(card_constants.rows_file(file)))
 
 
 def _mean(trees: tuple[DecisionTree, ...], values: tuple[float, ...]) -> float:

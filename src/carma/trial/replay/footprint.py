@@ -8,7 +8,6 @@ the larger of the first two footprints is the estimate, and the spread of the th
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,8 +20,8 @@ from carma.trial.protocol import Trial
 from carma.trial.replay import allocator_options, card_constants
 from carma.trial.replay.allocator_options import AllocatorOptions
 from carma.trial.replay.bound import group_of
-from carma.trial.replay.conv_workspaces import ConvWorkspaces
-from carma.trial.replay.library_memory import CardWorkspaces, blas_rules, outside_bytes
+from carma.trial.replay.conv_workspaces import convolutions_of
+from carma.trial.replay.library_memory import blas_scratch, card_workspaces, outside_bytes
 from carma.trial.replay.replay import Replayed, Scratch, Workspaces, replay
 from carma.trial.report import Call, TrialReport, read_events
 
@@ -46,7 +45,7 @@ class NoFootprint(Exception):
 
 
 def figure(
-    trial: Trial, request: EstimateRequest, folders: Sequence[Path], convolutions: ConvWorkspaces | None = None
+    trial: Trial, request: EstimateRequest, folders: Sequence[Path], convolutions: Workspaces | None = None
 ) -> TrialFootprint:
     """For the first of the request's GPUs. `convolutions` replaces the GPU's own model of cuDNN."""
     report, gpu, environment = trial.report, request.gpus[0], request.spec.environment
@@ -56,11 +55,10 @@ def figure(
     found = card_constants.load(gpu.name, report.torch, folders)
     measured = found.constants if found is not None else None
     card = card_for(gpu.name)
-    rules = blas_rules(measured, card.capability if card is not None else HOPPER, environment)
-    if convolutions is not None:
-        workspaces = CardWorkspaces(convolutions, rules)
-    else:
-        workspaces = CardWorkspaces.of(found.file if found is not None else None, rules)
+    workspaces = card_workspaces(
+        convolutions or convolutions_of(found.file if found is not None else None),
+        blas_scratch(measured, card.capability if card is not None else HOPPER, environment),
+    )
     replays = _replays(trial, options, workspaces, gpu.memory_mib * MIB)
     if replays[0].unmatched:
         raise NoFootprint(f"the trial's events contradict each other in {replays[0].unmatched} places")
@@ -76,10 +74,10 @@ def figure(
     )
 
 
-def _replays(trial: Trial, options: AllocatorOptions, workspaces: CardWorkspaces, device_bytes: int) -> list[Replayed]:
+def _replays(trial: Trial, options: AllocatorOptions, workspaces: Workspaces, device_bytes: int) -> list[Replayed]:
     report, events = trial.report, list(read_events(trial.events))
     factors = (1.0, LARGER, SMALLER) if any(call.op.startswith("conv") for call in report.calls) else (1.0,)
-    by_age = _version(report.torch) >= BY_AGE
+    by_age = card_constants.version_of(report.torch) >= BY_AGE
     return [
         replay(
             events,
@@ -95,8 +93,8 @@ def _replays(trial: Trial, options: AllocatorOptions, workspaces: CardWorkspaces
 
 
 def _scaled(workspaces: Workspaces, factor: float) -> Workspaces:
-    def scaled(call: Call, thread: int, stream: int) -> Scratch:
-        scratch = workspaces(call, thread, stream)
+    def scaled(call: Call) -> Scratch:
+        scratch = workspaces(call)
         return replace(scratch, transient_bytes=tuple(int(size * factor) for size in scratch.transient_bytes))
 
     return workspaces if factor == 1.0 else scaled
@@ -105,7 +103,3 @@ def _scaled(workspaces: Workspaces, factor: float) -> Workspaces:
 def _options(report: TrialReport, environment: Mapping[str, str]) -> AllocatorOptions:
     """From the script's own environment; whether it caches at all is decided before the script begins."""
     return allocator_options.from_environment({**environment, allocator_options.NAMES[0]: report.allocator})
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])

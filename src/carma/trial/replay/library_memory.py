@@ -1,6 +1,6 @@
 """Memory that libraries hold beside the tensors that a trial run shows.
 
-1. `CardWorkspaces`: workspaces inside the allocator. cuDNN's are those of `conv_workspaces`. cuBLAS keeps one for each
+1. `card_workspaces`: workspaces inside the allocator. cuDNN's are those of `conv_workspaces`. cuBLAS keeps one for each
    thread and stream, allocated at its first product: PyTorch gives it 32 MiB on Hopper and Blackwell, 8.125 MiB
    elsewhere (`:4096:2:16:8`), unless CUBLAS_WORKSPACE_CONFIG sets another size. cuBLASLt, which adds a bias in the same
    kernel, has 1 MiB more. Measured figures of the GPU take precedence.
@@ -13,20 +13,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
-from pathlib import Path
 
 from msgspec.structs import replace
 
 from carma.trial.layers.description import Described
 from carma.trial.layers.kinds import kind_of
 from carma.trial.protocol import Trial
-from carma.trial.replay import card_constants
 from carma.trial.replay.card_constants import CardConstants
 from carma.trial.replay.conv_shapes import OPS as CONVOLUTIONS
-from carma.trial.replay.conv_workspaces import ConvWorkspaces, shipped_convolutions
-from carma.trial.replay.replay import NO_SCRATCH, Scratch
+from carma.trial.replay.replay import NO_SCRATCH, Scratch, Workspaces
 from carma.trial.report import ALLOC, CALL, Call, TrialEvent, TrialReport, read_events
 
 MIB = 1 << 20
@@ -44,43 +41,27 @@ _LINEAR = ("linear", "conv1d")
 _SHARE = 0.2  # of the counted scores: some layers have longer rows than attention
 _SCORE_BYTES = 2  # least size of a score
 
-Rule = Callable[[Call], Scratch]
+
+def card_workspaces(convolutions: Workspaces, products: Mapping[str, Scratch]) -> Workspaces:
+    """Those of one GPU. A call of another kind allocates nothing."""
+
+    def workspaces(call: Call) -> Scratch:
+        return convolutions(call) if call.op in CONVOLUTIONS else products.get(call.op, NO_SCRATCH)
+
+    return workspaces
 
 
-class CardWorkspaces:
-    """The `Workspaces` of one GPU. A call of a kind without a rule allocates nothing."""
-
-    def __init__(self, convolutions: ConvWorkspaces | None = None, rules: Mapping[str, Rule] | None = None) -> None:
-        self._convolutions = convolutions or shipped_convolutions()
-        self._rules: dict[str, Rule] = {**dict.fromkeys(CONVOLUTIONS, self._convolution), **(rules or {})}
-
-    @classmethod
-    def of(cls, file: Path | None, rules: Mapping[str, Rule] | None = None) -> CardWorkspaces:
-        """With the measured rows of the GPU of a file of constants; the shipped rows are in the model."""
-        if file is None or file.parent == card_constants.SHIPPED or not card_constants.rows_file(file).is_file():
-            return cls(rules=rules)
-        return cls(ConvWorkspaces.from_rows(card_constants.read_rows(card_constants.rows_file(file))), rules)
-
-    def __call__(self, call: Call, _thread: int, _stream: int) -> Scratch:
-        rule = self._rules.get(call.op)
-        return NO_SCRATCH if rule is None else rule(call)
-
-    def _convolution(self, call: Call) -> Scratch:
-        return Scratch(transient_bytes=self._convolutions(call), trial_bytes=self._convolutions.trial_bytes(call))
-
-
-def blas_rules(
+def blas_scratch(
     constants: CardConstants | None, capability: tuple[int, int], environment: Mapping[str, str]
-) -> dict[str, Rule]:
+) -> dict[str, Scratch]:
+    """By op."""
     plain, extra = HOPPER_WORKSPACE_BYTES if capability >= (9, 0) else WORKSPACE_BYTES, LT_EXTRA_BYTES
     if constants is not None and constants.capability == capability:
         plain = constants.kept_once.get("mm_fp32_forward", plain)
         extra = max(0, constants.kept_once.get("linear_fp32_forward", plain + LT_EXTRA_BYTES) - plain)
     configured = _configured(environment.get("CUBLAS_WORKSPACE_CONFIG", ""))
-    plain = plain if configured is None else configured
-    product = Scratch(kept=tuple((key, size) for key, size in (("blas", plain),) if size))
-    with_bias = Scratch(kept=(*product.kept, *((key, size) for key, size in (("blas_lt", extra),) if size)))
-    return {"blas": lambda _call: product, "blas_lt": lambda _call: with_bias}
+    product = ("blas", plain if configured is None else configured)
+    return {"blas": Scratch(kept=(product,)), "blas_lt": Scratch(kept=(product, ("blas_lt", extra)))}
 
 
 def _configured(text: str) -> int | None:

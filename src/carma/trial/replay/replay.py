@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 
 from carma.core.model.values import Record
@@ -24,35 +25,22 @@ class Scratch(Record, frozen=True, kw_only=True):
 
 
 NO_SCRATCH = Scratch()
-Workspaces = Callable[[Call, int, int], Scratch]  # by call, thread and stream; called once for each, so it must be pure
+Workspaces = Callable[[Call], Scratch]  # must be pure: called once for each call, thread and stream
 
 
 class Peaks(Record, frozen=True, kw_only=True):
     allocated_bytes: int
     reserved_bytes: int
-    requested_bytes: int
-
-
-class DidNotFit(Record, frozen=True, kw_only=True):
-    """Where the replay ran out of memory, after the whole cache had been released."""
-
-    step: int
-    wanted_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int
-    limit_bytes: int
 
 
 class Replayed(Record, frozen=True, kw_only=True):
     """Peaks over the whole trial. Steps count from 1; events after the last complete step count as one more."""
 
     peaks: Peaks
-    peak_step: int  # of allocated
     steps: tuple[Peaks, ...]  # of each complete step; the first includes what came before it
     grows: bool  # steps 2 and 3 still differ: three steps do not show the peak
     scratch_bytes: int  # of libraries, at the peak of allocated
     unmatched: int  # events that contradict each other; more than 0 means that the trace is faulty
-    did_not_fit: DidNotFit | None = None
 
 
 def replay(
@@ -60,24 +48,21 @@ def replay(
     calls: Sequence[Call],
     options: AllocatorOptions,
     workspaces: Workspaces,
-    capacity_bytes: int | None = None,
     *,
     marks: Sequence[str],
     device_bytes: int | None = None,
     by_age: bool = False,
 ) -> Replayed:
-    """`calls` and `marks` are the report's. With a capacity, `did_not_fit` says whether the script survives it.
+    """`calls` and `marks` are the report's. It ends where memory exceeds the script's own limit (a memory fraction).
 
     `by_age`: torch's newer rule for free blocks of one size (2.14 and later); before, their addresses decide.
     """
     addresses = None if by_age else DriverAddresses()
-    allocator = CachingAllocator(options, capacity_bytes, device_bytes=device_bytes, address_of=addresses)
+    allocator = CachingAllocator(options, device_bytes=device_bytes, address_of=addresses)
     run = _Replay(allocator, calls, marks, workspaces)
-    try:
+    with contextlib.suppress(AllocatorOutOfMemory):
         for event in events:
             run.feed(event)
-    except AllocatorOutOfMemory as failed:
-        return run.result(options.large_segment_bytes, failed)
     return run.result(options.large_segment_bytes)
 
 
@@ -118,7 +103,7 @@ class _Replay:
         self._kept: set[tuple[str, int, int]] = set()
         self._next_scratch = -1  # the trace's own ids are never negative
         self._scratch_bytes = self._unmatched = 0
-        self._peak_allocated, self._peak_scratch_bytes, self._peak_step = 0, 0, 1
+        self._peak_allocated = self._peak_scratch_bytes = 0
         self._steps: list[Peaks] = []
 
     def feed(self, event: TrialEvent) -> None:
@@ -145,13 +130,12 @@ class _Replay:
 
     def _note_peak(self) -> None:
         if self._allocator.allocated > self._peak_allocated:
-            self._peak_allocated = self._allocator.allocated
-            self._peak_scratch_bytes, self._peak_step = self._scratch_bytes, len(self._steps) + 1
+            self._peak_allocated, self._peak_scratch_bytes = self._allocator.allocated, self._scratch_bytes
 
     def _call(self, event: TrialEvent) -> None:
         where = (event.what, event.thread, event.stream)
         if where not in self._scratch:
-            self._scratch[where] = found = self._workspaces(self._calls[event.what], event.thread, event.stream)
+            self._scratch[where] = found = self._workspaces(self._calls[event.what])
             if found.trial_bytes:  # torch's search for the fastest engine ends with an empty cache
                 self._hold([found.trial_bytes], event.stream)
                 self._allocator.empty_cache()
@@ -185,22 +169,19 @@ class _Replay:
         self._allocator.reset_peaks()
 
     def _peaks(self) -> Peaks:
-        return Peaks(
-            allocated_bytes=self._allocator.peak_allocated,
-            reserved_bytes=self._allocator.peak_reserved,
-            requested_bytes=self._allocator.peak_requested,
-        )
+        return Peaks(allocated_bytes=self._allocator.peak_allocated, reserved_bytes=self._allocator.peak_reserved)
 
-    def result(self, segment_bytes: int, failed: AllocatorOutOfMemory | None = None) -> Replayed:
+    def result(self, segment_bytes: int) -> Replayed:
         every = [*self._steps, self._peaks()]
         return Replayed(
-            peaks=Peaks(**{name: max(getattr(peaks, name) for peaks in every) for name in Peaks.__struct_fields__}),
-            peak_step=self._peak_step,
+            peaks=Peaks(
+                allocated_bytes=max(peaks.allocated_bytes for peaks in every),
+                reserved_bytes=max(peaks.reserved_bytes for peaks in every),
+            ),
             steps=tuple(self._steps),
             grows=_grows(self._steps, segment_bytes),
             scratch_bytes=self._peak_scratch_bytes,
             unmatched=self._unmatched,
-            did_not_fit=None if failed is None else DidNotFit(step=len(self._steps) + 1, **failed.figures),
         )
 
 
