@@ -136,7 +136,7 @@ def test_a_series_is_broken_off_when_the_time_is_over(tmp_path: Path) -> None:
             study._began -= 600.0
             return super().together(*given)
 
-    study = collocation.Study(options(tmp_path, limit_s=1000.0, task=("small",)), Slow(tmp_path, RATES))
+    study = collocation.CollocationStudy(options(tmp_path, limit_s=1000.0, task=("small",)), Slow(tmp_path, RATES))
     study.measure()
     assert [(point.mechanism, point.copies) for point in study.points] == [("timeslice", 1), ("timeslice", 2)]
     assert "small, timeslice, from 3 copies on: the 1000 s were over" in study.left_out

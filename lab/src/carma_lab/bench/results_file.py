@@ -17,10 +17,9 @@ from typing import Any, TextIO
 
 import msgspec
 
-from carma.core.model.values import Gpu, Record
+from carma.core.model.values import Record
 from carma.demo.figures import percentile
 from carma.errors import Usage
-from carma.monitor.nvml import NvmlSampler
 from carma_lab.bench.machine import facts, headline
 from gpumemnet.directories import write_whole
 
@@ -143,20 +142,6 @@ def _texts(name: str, value: Any) -> list[str]:
             return [f"{value:g}"]
         case _:
             return [os.path.basename(value) if os.path.isabs(str(value)) else str(value)]
-
-
-def about_gpu(gpu: Gpu, sampler: NvmlSampler, torch: str, command: str) -> dict[str, Any]:
-    """The machine, the versions and the command that measures it again."""
-    machine = facts()
-    return {
-        "gpu": gpu.name,
-        "memory_mib": gpu.memory_mib,
-        "activity_from": gpu.capabilities.source,
-        "driver": sampler.driver(),
-        "torch": torch,
-        **{name: getattr(machine, name) for name in ("python", "carma", "cpu", "cores", "date")},
-        "command": command,
-    }
 
 
 def say(text: str) -> None:

@@ -21,14 +21,13 @@ from carma.errors import Refused, Usage
 from carma_lab.bench import results_file as written
 from carma_lab.bench.gpu.collocated import BATCH, COLLOCATED
 from carma_lab.bench.gpu.collocation_view import PUBLISHED, Point, draw, points_of, print_points, relative_to_one
-from carma_lab.bench.gpu.environment import StudyMachine, open_machine, ready_workers
+from carma_lab.bench.gpu.environment import Study, StudyMachine, open_machine
 from carma_lab.bench.gpu.meter import Reading
-from carma_lab.bench.gpu.workers import Span, Worker, WorkerDied, close_all
+from carma_lab.bench.gpu.workers import Worker, WorkerDied
 
 WARM_S = 1.0
 SLACK = 1.03  # copies are a little larger or smaller than the first one
 MECHANISMS = ("timeslice", "mps", "mig")
-Copy = tuple[Worker, Gpu]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +52,7 @@ def run(options: Options, machine: StudyMachine | None = None) -> int:
         _check(options)
         written.check_place(plot)
         with machine or open_machine() as there:
-            Study(options, there).measure()
+            CollocationStudy(options, there).measure()
     return _show(figures, plot)
 
 
@@ -78,17 +77,12 @@ def _show(json_file: str, plot_file: str) -> int:
     return 0
 
 
-class Study:
-    """One run: the points so far, and what had to be left out."""
+class CollocationStudy(Study):
+    """One run: the points so far."""
 
     def __init__(self, options: Options, machine: StudyMachine) -> None:
+        super().__init__("collocation", options, machine, WARM_S)
         self.points: list[Point] = []
-        self.left_out: list[str] = []
-        self._options, self._machine = options, machine
-        self._gpu = machine.gpu(options.gpu)
-        self._span = Span(min(WARM_S, options.seconds), options.seconds)
-        self._began = time.monotonic()
-        self._torch = ""
         self._footprints: dict[str, dict[str, int | None]] = {}
 
     def measure(self) -> None:
@@ -142,11 +136,11 @@ class Study:
 
     def _copies(
         self, task: str, mechanism: str, gpus: Sequence[Gpu], environment: dict[str, str], stack: contextlib.ExitStack
-    ) -> list[Copy]:
-        """The first one tells how much memory a copy takes, and so how many of them fit."""
-        name = COLLOCATED[task].name
+    ) -> list[Worker]:
+        """The memory that the first copy takes says how many copies fit."""
+        places = [(COLLOCATED[task].name, gpu) for gpu in gpus]
         before_mib = self._used_mib(gpus[0])
-        ready = self._start(name, gpus[:1], environment, stack)
+        ready = self._start(places[:1], environment, stack)
         after_mib = self._used_mib(gpus[0])
         known = before_mib is not None and after_mib is not None
         footprint_mib = max(1, (after_mib or 0) - (before_mib or 0)) if known and ready else None
@@ -156,25 +150,15 @@ class Study:
             fit = min(fit, 1 + int((gpus[0].memory_mib - (after_mib or 0)) / (footprint_mib * SLACK)))
             if fit < len(gpus):
                 self._tell(f"{task}, {mechanism}: {fit} copies of {footprint_mib:,} MiB fit; more are left out")
-        return ready + self._start(name, gpus[1:fit], environment, stack) if ready else []
-
-    def _start(
-        self, name: str, gpus: Sequence[Gpu], environment: dict[str, str], stack: contextlib.ExitStack
-    ) -> list[Copy]:
-        places = {self._machine.worker(name, gpu, environment): gpu for gpu in gpus}
-        stack.callback(close_all, places)
-        ready = ready_workers(list(places), self._tell)
-        self._torch = next((answer["torch"] for _, answer in ready), self._torch)
-        return [(worker, places[worker]) for worker, _ in ready]
+        return ready + self._start(places[1:fit], environment, stack) if ready else []
 
     def _used_mib(self, gpu: Gpu) -> int | None:
         samples = self._machine.sampler.sample(time.time())
         return next((sample.memory_used_mib for sample in samples if sample.gpu == gpu.id), None)
 
-    def _point(self, task: str, mechanism: str, copies: Sequence[Copy]) -> None:
-        workers = [worker for worker, _ in copies]
-        answers, reading = self._machine.together(workers, list(dict.fromkeys(gpu for _, gpu in copies)), self._span)
-        point = _point(task, mechanism, answers, reading, [worker.pid for worker in workers])
+    def _point(self, task: str, mechanism: str, copies: Sequence[Worker]) -> None:
+        answers, reading = self._machine.together(copies, self._span)
+        point = _point(task, mechanism, answers, reading, [worker.pid for worker in copies])
         self.points.append(point)
         self._write()
         written.say(
@@ -182,28 +166,15 @@ class Study:
             f"SM {written.shown(point.sm_active)} after {self._elapsed_s:.0f} s"
         )
 
-    @property
-    def _elapsed_s(self) -> float:
-        return time.monotonic() - self._began
-
-    def _tell(self, what: str) -> None:
-        self.left_out.append(what)
-        written.say(what)
-
     def _write(self) -> None:
-        command = written.command_of("collocation", self._options)
-        head = {
-            **written.about_gpu(self._gpu, self._machine.sampler, self._torch, command),
-            "warm_s": self._span.warm_s,
-            "measure_s": self._span.measure_s,
+        more = {
             "batch": BATCH,
             "tasks": {task: COLLOCATED[task].name for task in self._options.task},
             "footprint_mib": self._footprints,
-            "energy_from": self._machine.energy_from(self._gpu),
             "published": msgspec.to_builtins(PUBLISHED),
-            "left_out": self.left_out,
+            "points": relative_to_one(self.points),
         }
-        written.write({**head, "points": relative_to_one(self.points)}, self._options.json)
+        written.write(self._head() | more, self._options.json)
 
 
 def _point(

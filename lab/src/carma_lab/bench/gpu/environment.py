@@ -1,7 +1,10 @@
-"""What the studies need of a machine: its GPUs, workers on them, and ways for these to share. Fakes stand in for tests.
+"""What the studies of sharing have in common. Tests substitute the sampler, the workers and the way of sharing.
 
-A card's modes are left alone. The MPS control daemon is our own, in a directory of its own, and ends with the study; it
-does not use launch/mps.py, whose servers belong to a CARMA daemon and outlive it.
+1. `StudyMachine`: GPUs, workers on them, and the mechanisms by which workers share a GPU.
+2. `Study`: workers, clock, what was left out, and the head of the file of one run.
+
+The modes of a card are not changed. The MPS control daemon has a directory of its own and ends with the study; it is
+not that of launch/mps.py, whose servers belong to a CARMA daemon and outlive it.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from carma.core.model.values import Gpu
@@ -22,7 +25,8 @@ from carma.errors import NoGpus, NotFound, Refused
 from carma.monitor.nvml import NvmlSampler, load_nvml, open_nvml
 from carma_lab.bench.gpu.meter import FROM_COUNTER, FROM_POWER, Gauges, Reading, read
 from carma_lab.bench.gpu.workers import Span, Worker, WorkerDied, all_answers, close_all
-from carma_lab.bench.machine import WANTS_A_GPU
+from carma_lab.bench.machine import WANTS_A_GPU, facts
+from carma_lab.bench.results_file import command_of, say
 
 WORKER = (sys.executable, "-m", "carma_lab.bench.gpu.worker")
 CONTROL = "nvidia-cuda-mps-control"
@@ -82,6 +86,7 @@ class StudyMachine:
     ) -> None:
         self.sampler, self.gauges, self.share = sampler, gauges, share
         self._worker = tuple(worker)
+        self._places: dict[Worker, Gpu] = {}
         self.has_mps = shutil.which(CONTROL) is not None if has_mps is None else has_mps
 
     def __enter__(self) -> StudyMachine:
@@ -112,12 +117,13 @@ class StudyMachine:
         """A worker on that GPU. Where there is only one, it need not be named."""
         only = len(self.sampler.gpus()) == 1 and gpu.kind == "card"
         where = {} if only else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu.id}
-        return Worker(name, self._worker, {**environment, **where}, percent)
+        worker = Worker(name, self._worker, {**environment, **where}, percent)
+        self._places[worker] = gpu
+        return worker
 
-    def together(
-        self, workers: Sequence[Worker], gpus: Sequence[Gpu], span: Span
-    ) -> tuple[list[dict[str, Any]], Reading]:
-        """These workers at the same time: each one's answer, and what the GPUs showed. Raises Died."""
+    def together(self, workers: Sequence[Worker], span: Span) -> tuple[list[dict[str, Any]], Reading]:
+        """Runs workers at the same time: the answer of each, and the activity of their GPUs. Raises WorkerDied."""
+        gpus = list(dict.fromkeys(self._places[worker] for worker in workers))
         start = time.monotonic() + 0.02
         for worker in workers:
             worker.order(start, span)
@@ -125,16 +131,57 @@ class StudyMachine:
         return all_answers(workers, span), reading
 
 
-def ready_workers(workers: Sequence[Worker], tell: Callable[[str], None]) -> list[tuple[Worker, dict[str, Any]]]:
-    """Wait for all. One that this machine's torch or memory cannot run is closed, and told of."""
-    found: list[tuple[Worker, dict[str, Any]]] = []
-    for worker in workers:
-        try:
-            found.append((worker, worker.ready()))
-        except WorkerDied as death:
-            tell(f"left out: {death}")
-            close_all([worker])
-    return found
+class Study:
+    """One run of a study: its workers, its clock, what was left out, and the head of its file."""
+
+    def __init__(self, verb: str, options: Any, machine: StudyMachine, warm_s: float) -> None:
+        self.left_out: list[str] = []
+        self._verb, self._options, self._machine = verb, options, machine
+        self._gpu = machine.gpu(options.gpu)
+        self._span = Span(min(warm_s, options.seconds), options.seconds)
+        self._began = time.monotonic()
+        self._ready: dict[str, dict[str, Any]] = {}  # the first answer of each workload
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def _tell(self, what: str) -> None:
+        self.left_out.append(what)
+        say(what)
+
+    def _start(
+        self, places: Iterable[tuple[str, Gpu]], environment: dict[str, str], stack: ExitStack, percent: int = 100
+    ) -> list[Worker]:
+        """Workers on their GPUs, ready. One that this machine's torch or memory cannot run is left out."""
+        workers = [self._machine.worker(name, gpu, environment, percent) for name, gpu in places]
+        stack.callback(close_all, workers)
+        ready: list[Worker] = []
+        for worker in workers:
+            try:
+                self._ready.setdefault(worker.name, worker.ready())
+                ready.append(worker)
+            except WorkerDied as death:
+                self._tell(f"left out: {death}")
+                close_all([worker])
+        return ready
+
+    def _head(self) -> dict[str, Any]:
+        """The machine, the versions, the command that measures it again, and what was left out."""
+        gpu, sampler, machine = self._gpu, self._machine.sampler, facts()
+        return {
+            "gpu": gpu.name,
+            "memory_mib": gpu.memory_mib,
+            "activity_from": gpu.capabilities.source,
+            "driver": sampler.driver(),
+            "torch": next((answer["torch"] for answer in self._ready.values()), ""),
+            **{name: getattr(machine, name) for name in ("python", "carma", "cpu", "cores", "date")},
+            "command": command_of(self._verb, self._options),
+            "warm_s": self._span.warm_s,
+            "measure_s": self._span.measure_s,
+            "energy_from": self._machine.energy_from(gpu),
+            "left_out": self.left_out,
+        }
 
 
 def open_machine() -> StudyMachine:

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import random
-import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 
-from carma.core.model.values import Gpu
 from carma.errors import Refused, Usage
 from carma_lab.bench import results_file as written
-from carma_lab.bench.gpu.environment import StudyMachine, open_machine, ready_workers
+from carma_lab.bench.gpu.environment import Study, StudyMachine, open_machine
 from carma_lab.bench.gpu.progress import Guarding, Row, Sharing, by_percent, by_size, with_solo_rates
 from carma_lab.bench.gpu.worker import TAIL_S
-from carma_lab.bench.gpu.workers import Span, Worker, WorkerDied, close_all
+from carma_lab.bench.gpu.workers import Worker, WorkerDied
 from carma_lab.bench.gpu.workloads import WORKLOADS
 
 Group = tuple[str, ...]
@@ -75,7 +72,7 @@ def run(options: Options, machine: StudyMachine | None = None) -> int:
     with machine or open_machine() as there:
         if options.mechanism == "mps" and not there.has_mps:
             raise Refused("There is no nvidia-cuda-mps-control here.", "Measure without MPS: --mechanism timeslice.")
-        study = Study(options, there)
+        study = InterferenceStudy(options, there)
         try:
             study.measure()
         finally:
@@ -94,17 +91,12 @@ def _check(options: Options) -> None:
         raise Usage("Nothing to measure: no groups and no percentages.")
 
 
-class Study:
-    """One run: what was measured so far, and who is left to be measured."""
+class InterferenceStudy(Study):
+    """One run: the rows so far, and the workers that have died."""
 
     def __init__(self, options: Options, machine: StudyMachine) -> None:
+        super().__init__("interference", options, machine, WARM_S)
         self.rows: list[Row] = []
-        self.left_out: list[str] = []
-        self._options, self._machine = options, machine
-        self._gpu: Gpu = machine.gpu(options.gpu)
-        self._span = Span(WARM_S if options.seconds >= WARM_S else options.seconds, options.seconds)
-        self._began = time.monotonic()
-        self._ready: dict[str, Any] = {}
         self._dead: set[Worker] = set()
 
     def measure(self) -> None:
@@ -112,7 +104,7 @@ class Study:
         groups = _groups(self._options)
         names = _who(groups, self._options)
         with self._machine.share(self._options.mechanism) as environment, contextlib.ExitStack() as stack:
-            workers = self._start(names, environment, stack)
+            workers = self._by_name(names, environment, stack)
             written.say(f"{len(workers)} workers ready after {self._elapsed_s:.0f} s")
             alone = [[worker] for worker in workers.values()]
             self._each("alone", alone)
@@ -126,23 +118,16 @@ class Study:
 
     def write(self) -> None:
         """With all that is needed to run it again."""
-        options = self._options
-        torch = next((answer["torch"] for answer in self._ready.values()), "")
-        command = written.command_of("interference", options)
         rows = with_solo_rates(self.rows)
-        head = {
-            "mechanism": options.mechanism,
-            **written.about_gpu(self._gpu, self._machine.sampler, torch, command),
-            "seed": options.seed,
-            "warm_s": self._span.warm_s,
-            "measure_s": self._span.measure_s,
-            "energy_from": self._machine.energy_from(self._gpu),
+        more = {
+            "mechanism": self._options.mechanism,
+            "seed": self._options.seed,
             "reserved_mib": {name: int(answer["reserved_mib"]) for name, answer in self._ready.items()},
-            "left_out": self.left_out,
-            "sharing": msgspec.to_builtins(by_size(rows)),
-            "percentages": msgspec.to_builtins(by_percent(rows)),
+            "sharing": by_size(rows),
+            "percentages": by_percent(rows),
+            "rows": rows,
         }
-        written.write({**head, "rows": rows}, options.json)
+        written.write(self._head() | more, self._options.json)
 
     def summarise(self) -> None:
         rows = with_solo_rates(self.rows)
@@ -156,33 +141,18 @@ class Study:
             written.print_table(title, held, [_guarding_cells(line) for line in guarded])
         written.say(f"{len(rows)} rows in {self._options.json}, {self._elapsed_s:.0f} s")
 
-    @property
-    def _elapsed_s(self) -> float:
-        return time.monotonic() - self._began
-
-    @property
-    def _cost_s(self) -> float:
-        return self._span.warm_s + self._span.measure_s + TAIL_S + 0.05
-
-    def _start(
+    def _by_name(
         self, names: Iterable[str], environment: dict[str, str], stack: contextlib.ExitStack, percent: int = 100
     ) -> dict[str, Worker]:
-        workers = [self._machine.worker(name, self._gpu, environment, percent) for name in names]
-        stack.callback(close_all, workers)
-        ready = ready_workers(workers, self._tell)
-        for worker, answer in ready:
-            self._ready.setdefault(worker.name, answer)
-        return {worker.name: worker for worker, _ in ready}
-
-    def _tell(self, what: str) -> None:
-        self.left_out.append(what)
-        written.say(what)
+        started = self._start(((name, self._gpu) for name in names), environment, stack, percent)
+        return {worker.name: worker for worker in started}
 
     def _affordable(self, alone: int) -> int:
         """How many groups the limit leaves room for, beside the tasks alone twice more and the percentages."""
         rest = 2 * alone + _guarded_count(self._options)
         left_s = self._options.limit_s - self._elapsed_s - START_S * len(self._options.percent)
-        return max(0, int(left_s / self._cost_s) - rest)
+        cost_s = self._span.warm_s + self._span.measure_s + TAIL_S + 0.05
+        return max(0, int(left_s / cost_s) - rest)
 
     def _each(self, what: str, plan: Sequence[Sequence[Worker]]) -> None:
         for count, members in enumerate(plan, 1):
@@ -197,7 +167,7 @@ class Study:
 
     def _one(self, members: Sequence[Worker]) -> None:
         at_s = self._elapsed_s
-        answers, reading = self._machine.together(members, [self._gpu], self._span)
+        answers, reading = self._machine.together(members, self._span)
         shown = {
             name: value for name, value in msgspec.structs.asdict(reading).items() if name in Row.__struct_fields__
         }
@@ -226,7 +196,7 @@ class Study:
         self._each("beside heavy tasks", [[small, workers[name]] for name in heavy for small in light])
         for percent in self._options.percent:
             with contextlib.ExitStack() as stack:
-                held = self._start(heavy, environment, stack, percent)
+                held = self._by_name(heavy, environment, stack, percent)
                 plan = [[worker] for worker in held.values()]
                 plan += [[small, worker] for worker in held.values() for small in light]
                 self._each(f"heavy tasks held to {percent} %", plan)
