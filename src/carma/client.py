@@ -6,7 +6,7 @@ Every request has a time limit, except those that follow output or events. A cli
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from os import PathLike, fspath
 from typing import Any, NamedTuple, TypeVar
 
@@ -37,7 +37,7 @@ def _quote(text: str) -> str:
     return "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in text.encode("utf-8", "replace"))
 
 
-def _target(route: Route, task: int | None, query: dict[str, object | None]) -> str:
+def _target(route: Route, task: int | None, query: Mapping[str, object]) -> str:
     path = API + (route.path.format(id=task) if task is not None else route.path)
     pairs = [f"{name}={_quote(_text(value))}" for name, value in query.items() if value is not None]
     return path + ("?" + "&".join(pairs) if pairs else "")
@@ -69,7 +69,7 @@ class Client:
 
     def tasks(self, *, user: str | None = None, state: str | None = None, limit: int | None = None) -> list[t.TaskView]:
         """Tasks that are not finished: your own, those of `user`, or of all users ("all")."""
-        return self._ask("tasks", list[t.TaskView], query={"user": user, "state": state, "limit": limit})
+        return self._ask("tasks", list[t.TaskView], user=user, state=state, limit=limit)
 
     def history(
         self,
@@ -81,28 +81,30 @@ class Client:
     ) -> list[t.TaskView]:
         """Finished tasks, newest first. A limit above one page takes several requests; tasks that end meanwhile do not
         change the following pages."""
-        query: dict[str, object | None] = {"user": user, "state": state, "since": since, "limit": limit, "cursor": None}
+        cursor: str | None = None
         found: list[t.TaskView] = []
         while True:
-            if limit is not None:
-                query["limit"] = min(limit - len(found), HISTORY_LIMIT)
-            reply = self._send("history", query=query, timeout_s=self._timeout_s)
-            query["cursor"] = reply.headers.get(CURSOR_HEADER)
+            size = limit if limit is None else min(limit - len(found), HISTORY_LIMIT)
+            reply = self._send(
+                "history", timeout_s=self._timeout_s, user=user, state=state, since=since, limit=size, cursor=cursor
+            )
+            cursor = reply.headers.get(CURSOR_HEADER)
             found += _decode(reply, "history", list[t.TaskView])
-            if query["cursor"] is None or limit is None or len(found) >= limit:
+            if cursor is None or limit is None or len(found) >= limit:
                 return found
 
     def report(self, *, since: float | None = None) -> Report:
         """What the server did since that time (default: within the last 24 hours), from the full hour on."""
-        return self._ask("report", Report, query={"since": since})
+        return self._ask("report", Report, since=since)
 
     def task(self, task: int, *, wait_s: float | None = None) -> t.TaskView:
         """One task. With `wait_s`: when it has finished, or after that many seconds."""
         until = time.monotonic() + (wait_s or 0.0)
         while True:
             piece_s = min(until - time.monotonic(), _WAIT_PIECE_S) if wait_s is not None else 0.0
-            asked = {"wait_s": round(piece_s, 3)} if piece_s > 0 else {}
-            view = self._ask("task", t.TaskView, task, query=dict(asked), extra_s=max(0.0, piece_s))
+            wait = round(piece_s, 3) if piece_s > 0 else None
+            reply = self._send("task", task, timeout_s=self._timeout_s + max(0.0, piece_s), wait_s=wait)
+            view = _decode(reply, "task", t.TaskView)
             if view.state == "finished" or time.monotonic() >= until:
                 return view
 
@@ -132,8 +134,10 @@ class Client:
         self, task: int, *, stream: str, attempt: int | None, tail: int | None = None, follow: bool = False
     ) -> Logs:
         """As `logs`, with the offset at which to continue after the daemon was restarted."""
-        query: dict[str, object | None] = {"stream": stream, "attempt": attempt, "tail": tail, "follow": follow or None}
-        reply = self._send("logs", task, query=query, timeout_s=None if follow else self._timeout_s)
+        limit_s = None if follow else self._timeout_s
+        reply = self._send(
+            "logs", task, timeout_s=limit_s, stream=stream, attempt=attempt, tail=tail, follow=follow or None
+        )
         said = reply.headers.get(OFFSET_HEADER, "")
         return Logs(int(said) if said.isdecimal() else None if tail is not None else 0, reply.pieces())
 
@@ -184,32 +188,24 @@ class Client:
         return (decode(data) for data in _sse_data(pieces))
 
     def _ask(
-        self,
-        name: str,
-        kind: type[T],
-        task: int | None = None,
-        *,
-        body: t.Request | None = None,
-        query: dict[str, object | None] | None = None,
-        extra_s: float = 0.0,
+        self, name: str, kind: type[T], task: int | None = None, body: t.Request | None = None, **query: object
     ) -> T:
-        reply = self._send(name, task, body=body, query=query, timeout_s=self._timeout_s + extra_s)
-        return _decode(reply, name, kind)
+        return _decode(self._send(name, task, body, timeout_s=self._timeout_s, **query), name, kind)
 
     def _send(
         self,
         name: str,
         task: int | None = None,
-        *,
         body: t.Request | None = None,
-        query: dict[str, object | None] | None = None,
+        *,
         timeout_s: float | None,
+        **query: object,
     ) -> Reply:
         route = BY_NAME[name]
         data = _encode(body)
         if name == "submit":
             self._link.require_trusted()  # it contains the submitter's environment
-        reply = self._link.request(route.method, _target(route, task, query or {}), data, timeout_s)
+        reply = self._link.request(route.method, _target(route, task, query), data, timeout_s)
         if reply.status >= 400:
             raise _error(reply)
         return reply

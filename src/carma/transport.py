@@ -17,6 +17,7 @@ from os import PathLike, fspath, geteuid
 from typing import NoReturn
 
 from carma.errors import CarmaError, NotAllowed, Unreachable
+from carma.procfs import process
 
 _CHUNK = 64 * 1024
 _HEAD_LIMIT = 64 * 1024
@@ -284,11 +285,8 @@ def _in_user_namespace() -> bool:
 
 
 def _is_stopped(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[:1] in ([b"T"], [b"t"])
-    except OSError:
-        return False
+    found = process(pid)
+    return found is not None and found.state in "Tt"
 
 
 def _compose(method: str, target: str, body: bytes | None) -> bytes:

@@ -12,7 +12,6 @@ from msgspec import inspect
 
 from carma.config.settings_tree import Settings
 from carma.core.model.units import parse_duration_s, parse_mib
-from carma.core.model.values import Record
 from carma.plugins import POLICIES, load_policy, names
 
 DEFAULT_USER = "default"  # all users without a value of their own
@@ -170,33 +169,28 @@ def policy_of(section: str) -> str | None:
     return next((name for name in names(POLICIES) if name.lower().replace("_", "-") == wanted), None)
 
 
-class PolicySettings:
+def declared_by(policy: str) -> dict[str, Setting]:
     """The settings of a policy form a section with its name: `[quiet-bus]` in a file, `--set quiet-bus.weight=0.5`,
     `CARMA_QUIET_BUS__WEIGHT`. A policy is imported only if a setting of it is given, or if it is the policy in use and
     its settings are shown."""
+    defaults = load_policy(policy).settings
+    return {} if defaults is None else settings_in(policy, defaults)
 
-    def __init__(self) -> None:
-        self._defaults: dict[str, Record | None] = {}
 
-    def defaults(self, policy: str) -> Record | None:
-        if policy not in self._defaults:
-            self._defaults[policy] = load_policy(policy).settings
-        return self._defaults[policy]
+def find_declared(name: str) -> Setting | None:
+    """The setting `quiet-bus.weight`; None if there is no such policy, or if it does not declare that setting."""
+    declared, name = _of_its_policy(name)
+    return declared.get(name)
 
-    def of(self, policy: str) -> dict[str, Setting]:
-        defaults = self.defaults(policy)
-        return {} if defaults is None else settings_in(policy, defaults)
 
-    def find(self, name: str) -> Setting | None:
-        """The setting `quiet-bus.weight`; None if there is no such policy, or if it does not declare that setting."""
-        section, _, key = name.partition(".")
-        policy = policy_of(section)
-        return None if policy is None else self.of(policy).get(f"{policy}.{key}")
+def nearest_declared(name: str) -> str | None:
+    """The most similar setting of that policy."""
+    declared, name = _of_its_policy(name)
+    return next(iter(difflib.get_close_matches(name, declared, n=1)), None)
 
-    def nearest(self, name: str) -> str | None:
-        """The most similar setting of that policy."""
-        section, _, key = name.partition(".")
-        policy = policy_of(section)
-        if policy is None:
-            return None
-        return next(iter(difflib.get_close_matches(f"{policy}.{key}", self.of(policy), n=1)), None)
+
+def _of_its_policy(name: str) -> tuple[dict[str, Setting], str]:
+    """The settings of the policy that the section names, and the name with the registered name of the policy."""
+    section, _, key = name.partition(".")
+    policy = policy_of(section)
+    return ({}, name) if policy is None else (declared_by(policy), f"{policy}.{key}")

@@ -14,12 +14,21 @@ from typing import NamedTuple
 
 import msgspec
 
-from carma.config.catalogue import PolicySettings, Setting, catalogue, policy_of, read, sections
+from carma.config.catalogue import (
+    Setting,
+    catalogue,
+    declared_by,
+    find_declared,
+    nearest_declared,
+    policy_of,
+    read,
+    sections,
+)
 from carma.config.settings_tree import Settings
 from carma.core.model.values import Record
 from carma.errors import BadSettings, PluginError
 from carma.paths import Paths
-from carma.plugins import policy_name
+from carma.plugins import load_policy, policy_name
 
 Origin = str  # "default", a file's path, "environment CARMA_GATE__SM_ACTIVE", "flag --policy"
 DEFAULT: Origin = "default"
@@ -66,11 +75,10 @@ def load_settings(
     values: dict[str, object] = {}
     origins: dict[str, Origin] = dict.fromkeys(catalogue(), DEFAULT)
     problems: list[str] = []
-    declared = PolicySettings()
     for given in _all_given(paths, environ, flags or {}, problems):
-        setting = catalogue().get(given.name) or declared.find(given.name)
+        setting = catalogue().get(given.name) or find_declared(given.name)
         if setting is None:
-            problems.append(_unknown(given, declared))
+            problems.append(_unknown(given))
             continue
         try:
             values[setting.name] = read(setting, given.value)
@@ -80,7 +88,7 @@ def load_settings(
             problems.append(f"{place} is not a valid value: it must be {setting.allowed}")
     if problems:
         raise BadSettings("\n".join(problems), "`carma config show --verbose` describes all settings")
-    return LoadedSettings(_build(values, declared), origins)
+    return LoadedSettings(_build(values), origins)
 
 
 def describe(settings: Settings, origins: Mapping[str, Origin]) -> list[SettingLine]:
@@ -91,11 +99,10 @@ def describe(settings: Settings, origins: Mapping[str, Origin]) -> list[SettingL
         return SettingLine(setting.name, value, origins.get(setting.name, DEFAULT), setting.description)
 
     lines = [line(getattr(settings, setting.section), setting) for setting in catalogue().values()]
-    declared = PolicySettings()
     with suppress(PluginError, BadSettings):  # a policy that is missing or broken is reported where it is used
         name = policy_name(settings.placement.policy)
-        section = settings.plugins.get(name, declared.defaults(name))
-        lines += [line(section, setting) for setting in declared.of(name).values()]
+        section = settings.plugins.get(name, load_policy(name).settings)
+        lines += [line(section, setting) for setting in declared_by(name).values()]
     return lines
 
 
@@ -137,9 +144,9 @@ def _from_file(file: Path, problems: list[str]) -> Iterator[_Given]:
             yield _Given(section, content, str(file))
 
 
-def _unknown(given: _Given, declared: PolicySettings) -> str:
+def _unknown(given: _Given) -> str:
     what = "section" if isinstance(given.value, dict) else "setting"
-    near = declared.nearest(given.name) or _nearest(given.name, isinstance(given.value, dict))
+    near = nearest_declared(given.name) or _nearest(given.name, isinstance(given.value, dict))
     return f"there is no {what} {given.name!r} (in {given.origin})" + (f"; did you mean {near!r}?" if near else "")
 
 
@@ -154,7 +161,7 @@ def _nearest(name: str, is_section: bool) -> str | None:
     return by_key.get(key) or next(iter([*close, *(by_key[each] for each in close_keys)]), None)
 
 
-def _build(values: Mapping[str, object], declared: PolicySettings) -> Settings:
+def _build(values: Mapping[str, object]) -> Settings:
     changed: dict[str, dict[str, object]] = {}
     for name, value in values.items():
         section, _, key = name.partition(".")
@@ -166,7 +173,7 @@ def _build(values: Mapping[str, object], declared: PolicySettings) -> Settings:
         if name in sections():
             parts[name] = msgspec.structs.replace(getattr(settings, name), **keys)
         else:
-            defaults = declared.defaults(name)
+            defaults = load_policy(name).settings
             assert defaults is not None
             plugins[name] = msgspec.structs.replace(defaults, **keys)
     return msgspec.structs.replace(settings, plugins=plugins, **parts)

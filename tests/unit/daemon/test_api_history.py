@@ -107,9 +107,9 @@ def test_a_cursor_is_read_as_it_was_written_and_anything_else_is_refused(served:
     client = served.client()
     for wrong in ("", "x", "1.0", "1.0_", "_1", "nan_1", "inf_1", "1.0_0", "1.0_-3", f"1.0_{2**64}", "1_" + "9" * 99):
         with pytest.raises(errors.Usage, match="cursor"):
-            client._ask("history", list[Any], query={"cursor": wrong})
+            client._ask("history", list[Any], cursor=wrong)
     with pytest.raises(errors.Usage, match="limit"):
-        client._ask("history", list[Any], query={"limit": HISTORY_LIMIT + 1})
+        client._ask("history", list[Any], limit=HISTORY_LIMIT + 1)
 
 
 @pytest.mark.parametrize(

@@ -223,15 +223,11 @@ class GpuResumed(Event, frozen=True, tag="gpu_resumed"):
     gpu: GpuId | None
 
 
-Durable = (
+GpuEvent = GpusFound | GpuDrained | GpuResumed | UseNoted
+AttemptEvent = TaskPlaced | AttemptStarted | MemoryObserved | BookingShrunk | AttemptEnded
+TaskEvent = (
     TaskSubmitted
     | TaskEstimated
-    | TaskPlaced
-    | AttemptStarted
-    | MemoryObserved
-    | BookingShrunk
-    | UseNoted
-    | AttemptEnded
     | RecoveryPlanned
     | RecoveryDue
     | TaskFinished
@@ -244,21 +240,17 @@ Durable = (
     | TaskRetried
     | TaskRestored
     | TaskChanged
-    | GpusFound
-    | GpuDrained
-    | GpuResumed
 )
+Durable = GpuEvent | AttemptEvent | TaskEvent
 
 
 def task_of(event: Durable) -> TaskId | None:
     """The task of an event; None for events of GPUs and of all tasks together."""
-    match event:
-        case GpusFound() | GpuDrained() | GpuResumed() | UseNoted():
-            return None
-        case TaskRestored(task=task):
-            return task.id
-        case _:
-            return event.task if hasattr(event, "task") else event.key.task
+    if isinstance(event, GpuEvent):
+        return None
+    if isinstance(event, AttemptEvent):
+        return event.key.task
+    return event.task.id if isinstance(event, TaskRestored) else event.task
 
 
 class GpusSampled(Event, frozen=True, tag="gpus_sampled"):

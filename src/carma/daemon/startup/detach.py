@@ -1,6 +1,6 @@
 """`carma up --detach`: the daemon in the background, and a caller that knows whether the daemon has started.
 
-The child is forked before heavy modules are imported. It reports over a pipe: "ready" once it serves the socket, or the
+The child is forked before heavy modules are imported. It reports over a pipe: null once it serves the socket, or the
 error that ended it. The caller prints that error and returns its exit code, as if the daemon had run in the foreground.
 """
 
@@ -16,22 +16,14 @@ from pathlib import Path
 
 import msgspec
 
-from carma.core.model.values import Record
 from carma.errors import CarmaError, Unreachable, from_code
+from carma.wire.api_types import Problem
 
 START_LIMIT_S = 60.0
 
 
-class StartReport(Record, frozen=True, kw_only=True):
-    ready: bool
-    pid: int = 0
-    code: str = ""
-    message: str = ""
-    hint: str = ""
-
-
-def in_background(serve: Callable[[Callable[[], None]], int], log_file: Path) -> int:
-    """Fork; the child runs `serve(ready)`. Returns the daemon's pid, or raises the error that ended its start.
+def in_background(serve: Callable[[Callable[[], None]], int], log_file: Path) -> None:
+    """Fork; the child runs `serve(ready)`. Raises the error that ended its start.
 
     Raises OSError if the log cannot be opened.
     """
@@ -49,7 +41,7 @@ def in_background(serve: Callable[[Callable[[], None]], int], log_file: Path) ->
     os.close(writer)
     os.waitpid(middle, 0)
     try:
-        return _await_report(reader, log_file)
+        _await_report(reader, log_file)
     finally:
         os.close(reader)
 
@@ -62,18 +54,14 @@ def _become_daemon(serve: Callable[[Callable[[], None]], int], lines: int, write
         if os.fork() > 0:
             os._exit(0)
         _redirect(lines)
-
-        def ready() -> None:
-            _send(writer, StartReport(ready=True, pid=os.getpid()))
-
-        code = serve(ready)
+        code = serve(lambda: _send(writer, None))
     except CarmaError as error:  # reported first: the log may be on a full disk
-        _send(writer, StartReport(ready=False, code=error.code, message=str(error), hint=error.hint))
+        _send(writer, Problem(code=error.code, message=str(error), hint=error.hint))
         code = error.exit_code
         with contextlib.suppress(OSError):
             print(f"carma: {error}", file=sys.stderr)
     except BaseException as error:
-        _send(writer, StartReport(ready=False, code="internal", message=f"{type(error).__name__}: {error}"))
+        _send(writer, Problem(code=CarmaError.code, message=f"{type(error).__name__}: {error}"))
         with contextlib.suppress(OSError):
             traceback.print_exc()
     finally:
@@ -92,14 +80,14 @@ def _redirect(lines: int) -> None:
         os.close(spare)
 
 
-def _send(writer: int, report: StartReport) -> None:
+def _send(writer: int, report: Problem | None) -> None:
     """The first report is read; later ones are lost, because the caller has ended."""
     with contextlib.suppress(OSError):
         os.write(writer, msgspec.json.encode(report))
         os.close(writer)
 
 
-def _await_report(reader: int, log_file: Path) -> int:
+def _await_report(reader: int, log_file: Path) -> None:
     readable, _, _ = select.select([reader], [], [], START_LIMIT_S)
     if not readable:
         raise Unreachable(
@@ -108,7 +96,6 @@ def _await_report(reader: int, log_file: Path) -> int:
     data = os.read(reader, 1 << 16)
     if not data:
         raise CarmaError("the daemon ended while it was starting", f"its log is {log_file}")
-    report = msgspec.json.decode(data, type=StartReport)
-    if not report.ready:
-        raise from_code(report.code, report.message, report.hint)
-    return report.pid
+    problem = msgspec.json.decode(data, type=Problem | None)
+    if problem is not None:
+        raise from_code(problem.code, problem.message, problem.hint)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 from carma.core.model.status import Finished
 from carma.core.model.task import Attempt, Task
@@ -15,7 +16,7 @@ from carma.core.model.units import show_count, show_s
 from carma.core.model.values import Gpu, GpuId, GpuUsage, tag_of
 from carma.core.state import State
 from carma.core.telemetry.attribution import measured_idle_w
-from carma.core.telemetry.usage import not_noted
+from carma.core.telemetry.usage import add_up, not_noted
 from carma.daemon.views.task_views import mirrored
 from carma.wire.report_types import GpuWork, Report, UserWork, Work
 
@@ -132,22 +133,18 @@ def _gpus(usage: Sequence[GpuUsage], state: State) -> tuple[GpuWork, ...]:
 
 
 def _gpu(gpu: GpuId, rows: Sequence[GpuUsage], known: Gpu | None) -> GpuWork:
-    watched_s = sum(row.watched_s for row in rows)
-    energy_j = sum(row.energy_j for row in rows)
+    total = reduce(add_up, rows, GpuUsage(gpu=gpu, hour=0))
+    watched_s, energy_j = total.watched_s, total.energy_j
     capabilities = known.capabilities if known is not None else None
     has_sm = watched_s > 0 and (capabilities is None or "sm_active" in capabilities.metrics)
     has_energy = watched_s > 0 and (capabilities is None or capabilities.energy)
-    return GpuWork(
-        gpu=gpu,
+    return mirrored(
+        GpuWork,
+        total,
         index=known.index if known is not None else None,
         name=known.name if known is not None else "",
-        watched_s=watched_s,
-        held_s=sum(row.held_s for row in rows),
-        shared_s=sum(row.shared_s for row in rows),
-        sm_active=sum(row.sm_s for row in rows) / watched_s if has_sm else None,
+        sm_active=total.sm_s / watched_s if has_sm else None,
         energy_j=energy_j if has_energy else None,
-        idle_j=sum(row.idle_j for row in rows),
-        tasks_j=sum(row.tasks_j for row in rows),
         power_w=energy_j / watched_s if has_energy else None,
     )
 

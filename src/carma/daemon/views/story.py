@@ -35,25 +35,6 @@ from carma.wire.sharing_text import guards_phrase, mechanism_phrase
 Gpus = dict[GpuId, Gpu]
 # In a reason that launch/exit_outcome.py gives, the rest is the program's output, or the path that did not answer.
 _QUOTE = re.compile(r": | \(")
-GpuEvent = e.GpusFound | e.GpuDrained | e.GpuResumed | e.UseNoted
-AttemptEvent = e.TaskPlaced | e.AttemptStarted | e.MemoryObserved | e.BookingShrunk | e.AttemptEnded
-TaskEvent = (
-    e.TaskSubmitted
-    | e.TaskEstimated
-    | e.RecoveryPlanned
-    | e.RecoveryDue
-    | e.TaskFinished
-    | e.StopRequested
-    | e.TaskWarned
-    | e.PreemptionRequested
-    | e.PreemptionMissed
-    | e.TaskHeld
-    | e.TaskReleased
-    | e.TaskRetried
-    | e.TaskRestored
-    | e.TaskChanged
-)
-
 _FIXED_TEXTS: dict[type[e.Durable], str] = {
     e.RecoveryDue: "back in the queue",
     e.TaskHeld: "held",
@@ -128,14 +109,14 @@ def sentence(event: e.Durable, gpus: Gpus) -> str:
 
 
 def event_text(event: e.Durable, gpus: Gpus, *, whole: bool) -> str:
-    if isinstance(event, GpuEvent):
+    if isinstance(event, e.GpuEvent):
         return _of_gpus(event, gpus)
-    if isinstance(event, AttemptEvent):
+    if isinstance(event, e.AttemptEvent):
         return f"attempt {event.key.attempt}: {_of_attempt(event, gpus, whole)}"
     return _of_task(event, whole)
 
 
-def _of_gpus(event: GpuEvent, gpus: Gpus) -> str:
+def _of_gpus(event: e.GpuEvent, gpus: Gpus) -> str:
     match event:
         case e.GpusFound(gpus=found):
             return f"{show_count(len(found), 'GPU')} found"
@@ -149,7 +130,7 @@ def _of_gpus(event: GpuEvent, gpus: Gpus) -> str:
             assert_never(event)
 
 
-def _of_attempt(event: AttemptEvent, gpus: Gpus, whole: bool) -> str:
+def _of_attempt(event: e.AttemptEvent, gpus: Gpus, whole: bool) -> str:
     match event:
         case e.TaskPlaced(placement=placement, why=why):
             return _placed(placement, gpus) + (_because(why) if why and whole else "")
@@ -170,7 +151,7 @@ def _of_attempt(event: AttemptEvent, gpus: Gpus, whole: bool) -> str:
             assert_never(event)
 
 
-def _of_task(event: TaskEvent, whole: bool) -> str:
+def _of_task(event: e.TaskEvent, whole: bool) -> str:
     match event:
         case e.TaskSubmitted(owner=owner, held=held):
             return f"submitted by {owner.name}" + (", held" if held else "")
@@ -250,18 +231,12 @@ def _ended(outcome: Outcome, whole: bool) -> str:
 def without_words(outcome: Outcome) -> Outcome:
     """Without the program's last output, which may show what it does, and without the reason that a user gave."""
     match outcome:
-        case Failed(code=code):
-            return Failed(code)
-        case OutOfMemory(where=where, code=code, asked_mib=asked, peak_mib=peak):
-            return OutOfMemory(where, code, asked, peak)
-        case Cancelled(by=by):
-            return Cancelled(by)
-        case Preempted(by=by, code=code):
-            return Preempted(by, "", code)
-        case Disrupted(reason=reason):
-            return Disrupted(_QUOTE.split(reason, maxsplit=1)[0])
-        case LaunchFailed(reason=reason):
-            return LaunchFailed(_QUOTE.split(reason, maxsplit=1)[0])
+        case Failed() | OutOfMemory():
+            return replace(outcome, message="")
+        case Cancelled() | Preempted():
+            return replace(outcome, reason="")
+        case Disrupted(reason=reason) | LaunchFailed(reason=reason):
+            return replace(outcome, reason=_QUOTE.split(reason, maxsplit=1)[0])
         case _:
             return outcome
 
