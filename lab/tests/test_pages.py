@@ -18,7 +18,7 @@ from carma.config.catalogue import sections
 from carma.paths import find_paths
 from carma.plugins import POLICIES, names
 from carma.traces import parse
-from carma.traces.reader import OPTIONAL, REQUIRED
+from carma.traces.schema import COLUMNS
 from carma_lab.runs.figures import Figures
 from tests.docs.markdown import ROOT, anchors, blocks, documents, links, name_of
 from tools.pages_settings import toml
@@ -155,7 +155,7 @@ def test_every_figure_of_a_simulation_is_in_the_table() -> None:
 
 def test_the_trace_format_is_the_readers() -> None:
     page = _text(ROOT / "docs" / "traces.md")
-    assert tuple(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == (*REQUIRED, *OPTIONAL)
+    assert tuple(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == tuple(column.name for column in COLUMNS)
     (example,) = [block.text for block in blocks(page) if block.info == "csv"]
     assert [task.name for task in parse(example.splitlines(), "example.csv").tasks] == ["resnet", "bert", "gpt2"]
 

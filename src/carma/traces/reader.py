@@ -10,9 +10,6 @@ from pathlib import Path
 from carma.errors import BadTrace
 from carma.traces.schema import COLUMNS, LEAST_S, MOST, MOST_S, Trace, TraceColumn, TraceTask
 
-REQUIRED = tuple(column.name for column in COLUMNS if column.required)
-OPTIONAL = tuple(column.name for column in COLUMNS if not column.required)
-
 
 def _hint(columns: Sequence[TraceColumn]) -> str:
     required, optional = ([column.name for column in columns if column.required is so] for so in (True, False))
@@ -124,13 +121,12 @@ def _reader(column: TraceColumn) -> Reader:
     """The function from the text of a cell to its value. It raises ValueError with a message."""
     if column.kind == "text":
         return _text if column.empty else _name
-    whole = column.kind in ("count", "whole")
 
     def number(text: str) -> Value:
         if column.empty and not text:
             return None
         value = _number(text, column)
-        return int(value) if whole else value
+        return int(value) if column.is_whole else value
 
     return number
 
@@ -160,10 +156,10 @@ def _number(text: str, column: TraceColumn) -> float:
         raise ValueError(f"{text} is above {MOST_S:,.0f} seconds (thirty years)")
     if column.name == "seconds" and value < LEAST_S:
         raise ValueError(f"{text} is below {LEAST_S:g}")
-    if column.kind in ("count", "whole") and abs(value) > MOST:
+    if column.is_whole and abs(value) > MOST:
         raise ValueError(f"{text} is too large")
     if column.kind == "share" and value > 1:
         raise ValueError(f"{text} is above 1; it is a share from 0 to 1")
-    if column.kind in ("count", "whole") and not value.is_integer():
+    if column.is_whole and not value.is_integer():
         raise ValueError(f"{text} is not a whole number")
     return value

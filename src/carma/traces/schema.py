@@ -1,18 +1,23 @@
 """The trace format: a CSV file in UTF-8 with one row for each task, in the order of arrival.
 
 Lines that begin with `#` come before the header and name the source of the figures; reports show them. The header has
-the columns of `COLUMNS`, in any order; the reader, the writer and the documentation use this table. An unknown column
-and an invalid value are errors: a partly understood trace would give wrong figures that look right.
+the columns of `COLUMNS`, in any order: the fields of `TraceTask`. The reader, the writer and the documentation use this
+table. An unknown column and an invalid value are errors: a partly understood trace would give wrong figures that look
+right.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, get_type_hints
+
+import msgspec
 
 from carma.core.model.values import Demand, Record
 
-# seconds: a number of 0 or more, to MOST_S; share: 0 to 1; count: a whole number of 0 or more; whole: of any sign.
-Kind = Literal["seconds", "share", "count", "whole", "text"]
+# seconds: a number of 0 or more, to MOST_S; share: 0 to 1; count, MiB, samples: a whole number of 0 or more; whole: of
+# any sign.
+Kind = Literal["seconds", "share", "count", "MiB", "samples", "whole", "text"]
+_UNITS = {"share": "share, 0 to 1", "whole": "", "text": ""}  # of the kinds that are no units themselves
 LEAST_S = 1e-3  # of a run
 MOST_S = 1e9  # thirty years, the limit of the daemon
 MOST = 10**15  # of counts
@@ -22,88 +27,60 @@ class TraceColumn(NamedTuple):
     """A column that is not `required` may be missing. With `empty`, a cell may be empty: the figure is unknown or does
     not apply. With `above_zero`, 0 is invalid."""
 
-    name: str
     kind: Kind
-    unit: str
     meaning: str
+    above_zero: bool = False
+    name: str = ""
     required: bool = False
     empty: bool = False
-    above_zero: bool = False
 
+    @property
+    def unit(self) -> str:
+        return _UNITS.get(self.kind, self.kind)
 
-COLUMNS = (
-    TraceColumn(
-        "arrival_s", "seconds", "seconds", "submission, counted from the start of the trace; never falls", True
-    ),
-    TraceColumn("name", "text", "", "name of the task; need not be unique", True),
-    TraceColumn("gpus", "count", "count", "number of GPUs of the task", True, above_zero=True),
-    TraceColumn("memory_mib", "count", "MiB", "footprint on each of its GPUs, at its peak", True, above_zero=True),
-    TraceColumn("seconds", "seconds", "seconds", "duration of the whole run on GPUs of its own", True, above_zero=True),
-    TraceColumn("sm_active", "share", "share, 0 to 1", "SM activity when it runs alone", True),
-    TraceColumn("sm_occupancy", "share", "share, 0 to 1", "SM occupancy when it runs alone", True),
-    TraceColumn("dram_active", "share", "share, 0 to 1", "DRAM activity when it runs alone", True),
-    TraceColumn(
-        "gr_active", "share", "share, 0 to 1", "share of time with any kernel, alone; empty: not known", empty=True
-    ),
-    TraceColumn(
-        "power",
-        "share",
-        "share, 0 to 1",
-        "power above idle, as a share of the card's range; empty: not known",
-        empty=True,
-    ),
-    TraceColumn("start_s", "seconds", "seconds", "from its start to the first activity on the GPU (0)"),
-    TraceColumn("ramp_s", "seconds", "seconds", "from the first byte of GPU memory to its peak (0)"),
-    TraceColumn("first_mib", "count", "MiB", "memory at the beginning of the ramp (0)"),
-    TraceColumn("busy_gpus", "count", "count", "number of its GPUs that it uses; the others stay idle; 0: all (0)"),
-    TraceColumn("model", "text", "", "the trained model, as free text; may be empty", empty=True),
-    TraceColumn("batch", "count", "samples", "its batch size; 0: not known (0)"),
-    TraceColumn("user", "text", "", "name of the submitting user; may be empty", empty=True),
-    TraceColumn("priority", "whole", "", "larger starts earlier (0)"),
-    TraceColumn("checkpoint_s", "seconds", "seconds", "work between two checkpoints; 0: no checkpoints (0)"),
-    TraceColumn(
-        "save_s",
-        "seconds",
-        "seconds",
-        "duration of a save on a signal; empty: the task cannot be preempted",
-        empty=True,
-    ),
-    TraceColumn("horus_mib", "count", "MiB", "memory by Horus; empty: no estimate", empty=True, above_zero=True),
-    TraceColumn(
-        "faketensor_mib", "count", "MiB", "memory by Fake Tensor; empty: no estimate", empty=True, above_zero=True
-    ),
-    TraceColumn(
-        "gpumemnet_mib", "count", "MiB", "memory by GPUMemNet; empty: no estimate", empty=True, above_zero=True
-    ),
-)
+    @property
+    def is_whole(self) -> bool:
+        return self.kind not in ("seconds", "share", "text")
 
 
 class TraceTask(Record, frozen=True, kw_only=True):
     """One row. `memory_mib` is the footprint on each GPU, `seconds` the run time alone. None: unknown."""
 
-    arrival_s: float
-    name: str
-    gpus: int
-    memory_mib: int
-    seconds: float
-    sm_active: float
-    sm_occupancy: float
-    dram_active: float
-    gr_active: float | None = None
-    power: float | None = None
-    start_s: float = 0.0
-    ramp_s: float = 0.0
-    first_mib: int = 0
-    busy_gpus: int = 0
-    model: str = ""
-    batch: int = 0
-    user: str = ""
-    priority: int = 0
-    checkpoint_s: float = 0.0
-    save_s: float | None = None
-    horus_mib: int | None = None
-    faketensor_mib: int | None = None
-    gpumemnet_mib: int | None = None
+    arrival_s: Annotated[float, TraceColumn("seconds", "submission, counted from the start of the trace; never falls")]
+    name: Annotated[str, TraceColumn("text", "name of the task; need not be unique")]
+    gpus: Annotated[int, TraceColumn("count", "number of GPUs of the task", above_zero=True)]
+    memory_mib: Annotated[int, TraceColumn("MiB", "footprint on each of its GPUs, at its peak", above_zero=True)]
+    seconds: Annotated[float, TraceColumn("seconds", "duration of the whole run on GPUs of its own", above_zero=True)]
+    sm_active: Annotated[float, TraceColumn("share", "SM activity when it runs alone")]
+    sm_occupancy: Annotated[float, TraceColumn("share", "SM occupancy when it runs alone")]
+    dram_active: Annotated[float, TraceColumn("share", "DRAM activity when it runs alone")]
+    gr_active: Annotated[
+        float | None, TraceColumn("share", "share of time with any kernel, alone; empty: not known")
+    ] = None
+    power: Annotated[
+        float | None, TraceColumn("share", "power above idle, as a share of the card's range; empty: not known")
+    ] = None
+    start_s: Annotated[float, TraceColumn("seconds", "from its start to the first activity on the GPU (0)")] = 0.0
+    ramp_s: Annotated[float, TraceColumn("seconds", "from the first byte of GPU memory to its peak (0)")] = 0.0
+    first_mib: Annotated[int, TraceColumn("MiB", "memory at the beginning of the ramp (0)")] = 0
+    busy_gpus: Annotated[
+        int, TraceColumn("count", "number of its GPUs that it uses; the others stay idle; 0: all (0)")
+    ] = 0
+    model: Annotated[str, TraceColumn("text", "the trained model, as free text; may be empty")] = ""
+    batch: Annotated[int, TraceColumn("samples", "its batch size; 0: not known (0)")] = 0
+    user: Annotated[str, TraceColumn("text", "name of the submitting user; may be empty")] = ""
+    priority: Annotated[int, TraceColumn("whole", "larger starts earlier (0)")] = 0
+    checkpoint_s: Annotated[float, TraceColumn("seconds", "work between two checkpoints; 0: no checkpoints (0)")] = 0.0
+    save_s: Annotated[
+        float | None, TraceColumn("seconds", "duration of a save on a signal; empty: the task cannot be preempted")
+    ] = None
+    horus_mib: Annotated[int | None, TraceColumn("MiB", "memory by Horus; empty: no estimate", above_zero=True)] = None
+    faketensor_mib: Annotated[
+        int | None, TraceColumn("MiB", "memory by Fake Tensor; empty: no estimate", above_zero=True)
+    ] = None
+    gpumemnet_mib: Annotated[
+        int | None, TraceColumn("MiB", "memory by GPUMemNet; empty: no estimate", above_zero=True)
+    ] = None
 
     @property
     def demand(self) -> Demand:
@@ -123,6 +100,20 @@ class TraceTask(Record, frozen=True, kw_only=True):
     def work_s(self) -> float:
         """The run time after the start-up, which `seconds` includes."""
         return max(1e-3, self.seconds - self.start_s)
+
+
+def _columns() -> tuple[TraceColumn, ...]:
+    """A field with a default is an optional column; one without a figure by default may be an empty cell."""
+    hints, fields = get_type_hints(TraceTask, include_extras=True), msgspec.structs.fields(TraceTask)
+    return tuple(
+        hints[field.name]
+        .__metadata__[0]
+        ._replace(name=field.name, required=field.required, empty=field.default in (None, ""))
+        for field in fields
+    )
+
+
+COLUMNS = _columns()
 
 
 def start_within(start_s: float, seconds: float) -> float:

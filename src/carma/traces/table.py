@@ -21,7 +21,7 @@ TABLE_COLUMNS = tuple(column for column in COLUMNS if column.name != "arrival_s"
 # The columns of a shipped trace; a user's trace has complete rows.
 _ARRIVALS = (
     *(column for column in COLUMNS if column.name == "arrival_s"),
-    TraceColumn("task", "text", "", "its row", True),
+    TraceColumn("text", "its row", name="task", required=True),
 )
 
 
