@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
+from typing import NamedTuple
 
 from carma.core.model.values import Estimate, NoEstimate
 from carma.core.ports import EstimateRequest
 from carma.trial.layers.description import Described
-from carma.trial.protocol import Trials
+from carma.trial.protocol import Context, Trials
 
 MIB = 1 << 20
 # Memory of a process outside the allocator's segments: context, kernels, library handles. Methods that count it
@@ -20,48 +20,55 @@ CONTEXT_MIB = 760
 _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
 
 
-class OfModel(ABC):
-    """A formula over a model's description."""
+class Parts(NamedTuple):
+    """The figures of one answer. The footprint is their sum."""
 
-    name: str
+    bytes_of: Mapping[str, int]
+    warnings: tuple[str, ...]
+    fixed_mib: Mapping[str, int] = {}
+    reserved_bytes: int | None = None
+    steps_seen: int | None = None
 
-    def __init__(self, trials: Trials) -> None:
-        self._trials = trials
+
+Found = Parts | NoEstimate | str  # a text: why there is no figure
+
+
+class Published:
+    """A published method as an estimator."""
+
+    def __init__(self, name: str, method: Callable[[Trials, EstimateRequest], Found], context: Context) -> None:
+        self.name = name
+        self._method, self._trials = method, context.trials
 
     def estimate(self, request: EstimateRequest) -> Estimate | NoEstimate:
-        described = self._trials.describe(request)
-        if isinstance(described, NoEstimate):
-            return under(self.name, described)
-        return self.of(described, request.spec.gpus)
+        """`upper_mib` is the estimate itself: no published method has a bound."""
+        found = self._method(self._trials, request)
+        if isinstance(found, NoEstimate):
+            return under(self.name, found)
+        if isinstance(found, str):
+            return NoEstimate(source=self.name, reason=found)
+        total = round(sum(found.bytes_of.values()) / MIB) + sum(found.fixed_mib.values())
+        if total < 1:
+            return NoEstimate(source=self.name, reason="the method finds no memory that this command would take")
+        return Estimate(
+            footprint_mib=total,
+            upper_mib=total,
+            source=self.name,
+            reserved_mib=None if found.reserved_bytes is None else round(found.reserved_bytes / MIB),
+            steps_seen=found.steps_seen,
+            parts_mib={**{name: round(part / MIB) for name, part in found.bytes_of.items()}, **found.fixed_mib},
+            warnings=found.warnings,
+        )
 
-    @abstractmethod
-    def of(self, described: Described, gpus: int) -> Estimate | NoEstimate:
-        """The method itself, for each of `gpus` GPUs."""
 
+def of_model(formula: Callable[[Described, int], Found]) -> Callable[[Trials, EstimateRequest], Found]:
+    """A method that needs the model's description and the number of GPUs; its figures are for each of them."""
 
-def answer(
-    source: str,
-    parts_bytes: Mapping[str, int],
-    *,
-    fixed_mib: Mapping[str, int] | None = None,
-    reserved_bytes: int | None = None,
-    warnings: tuple[str, ...] = (),
-    steps_seen: int | None = None,
-) -> Estimate | NoEstimate:
-    """The sum of the parts. `upper_mib` is the estimate itself: no published method has a bound."""
-    fixed = dict(fixed_mib or {})
-    total = round(sum(parts_bytes.values()) / MIB) + sum(fixed.values())
-    if total < 1:
-        return NoEstimate(source=source, reason="the method finds no memory that this command would take")
-    return Estimate(
-        footprint_mib=total,
-        upper_mib=total,
-        source=source,
-        reserved_mib=None if reserved_bytes is None else round(reserved_bytes / MIB),
-        steps_seen=steps_seen,
-        parts_mib={name: round(part / MIB) for name, part in parts_bytes.items()} | fixed,
-        warnings=warnings,
-    )
+    def method(trials: Trials, request: EstimateRequest) -> Found:
+        described = trials.describe(request)
+        return described if isinstance(described, NoEstimate) else formula(described, request.spec.gpus)
+
+    return method
 
 
 def under(source: str, refusal: NoEstimate) -> NoEstimate:

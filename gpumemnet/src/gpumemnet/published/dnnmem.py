@@ -14,14 +14,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from functools import partial
 
-from carma.core.model.values import Estimate, NoEstimate
 from carma.trial.layers.description import Described, Layer, bytes_each
-from carma.trial.protocol import Context
 from carma.trial.replay.allocator import CachingAllocator
 from carma.trial.replay.allocator_options import AllocatorOptions
-from gpumemnet.published.common import CONTEXT_MIB, OfModel, answer, cut_off, no_outputs, numel, parameters_of
+from gpumemnet.published.common import (
+    CONTEXT_MIB,
+    Found,
+    Parts,
+    Published,
+    cut_off,
+    no_outputs,
+    numel,
+    of_model,
+    parameters_of,
+)
 from gpumemnet.summaries.training_options import OPTIMIZERS
 
 _STEPS = 2  # the optimizer's state is allocated in the first step, so the peak is in the second
@@ -29,40 +37,31 @@ _VIEWS = ("Flatten", "Unflatten", "Identity", "ModuleList", "ModuleDict")
 _SLOTS = dict(reversed(OPTIMIZERS.values()))  # of SGD those without momentum, which come first
 
 
-class DNNMem(OfModel):
-    name = "dnnmem"
-
-    def of(self, described: Described, gpus: int) -> Estimate | NoEstimate:  # noqa: ARG002 (as the others have it)
-        if described.batch is None:
-            return NoEstimate(source=self.name, reason="the batch size is not known; the graph's sizes depend on it")
-        if reason := no_outputs(described):
-            return NoEstimate(source=self.name, reason=reason)
-        replay = _Replay(described)
-        replay.run()
-        parts = replay.parts()
-        return answer(
-            self.name,
-            parts,
-            fixed_mib={"context": CONTEXT_MIB},
-            reserved_bytes=sum(parts.values()),
-            warnings=_warnings(described),
-        )
+@of_model
+def _dnnmem(described: Described, _gpus: int) -> Found:
+    if described.batch is None:
+        return "the batch size is not known; the graph's sizes depend on it"
+    if reason := no_outputs(described):
+        return reason
+    replay = _Replay(described)
+    replay.run()
+    parts = replay.parts()
+    context = {"context": CONTEXT_MIB}
+    return Parts(parts, _warnings(described), fixed_mib=context, reserved_bytes=sum(parts.values()))
 
 
-@dataclass
 class _Replay:
     """Training steps over the chain of layers, with the model of the allocator."""
 
-    described: Described
-    allocator: CachingAllocator = field(default_factory=lambda: CachingAllocator(AllocatorOptions()))
-    _made: int = 0
-
-    def __post_init__(self) -> None:
-        self._each = bytes_each(self.described.dtype) or 4
-        self._slots = _slots(self.described) or 0
+    def __init__(self, described: Described) -> None:
+        self.described = described
+        self.allocator = CachingAllocator(AllocatorOptions())
+        self._made = 0
+        self._each = bytes_each(described.dtype) or 4
+        self._slots = _slots(described) or 0
         self._gradients: dict[int, int] = {}  # of the weights, by the layer's index; kept from step to step
-        self._blocks = _blocks(self.described)
-        self._weights = [count * self._each for count in _weights(self.described)]
+        self._blocks = _blocks(described)
+        self._weights = [count * self._each for count in _weights(described)]
 
     def run(self) -> None:
         for weight in self._weights:
@@ -188,5 +187,4 @@ def _warnings(described: Described) -> tuple[str, ...]:
     return (*found, *cut_off(described))
 
 
-def make(context: Context) -> DNNMem:
-    return DNNMem(context.trials)
+make = partial(Published, "dnnmem", _dnnmem)

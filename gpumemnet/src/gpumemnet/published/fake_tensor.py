@@ -8,12 +8,13 @@ the trial run is used: from the first forward pass to the first optimizer step.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
-from carma.core.model.values import Estimate, NoEstimate
+from carma.core.model.values import NoEstimate
 from carma.core.ports import EstimateRequest
-from carma.trial.protocol import Context, Trial, Trials
+from carma.trial.protocol import Trial, Trials
 from carma.trial.report import ALLOC, FREE, MARK, TrialEvent, read_events
-from gpumemnet.published.common import answer, under
+from gpumemnet.published.common import Found, Parts, Published
 
 _WARNINGS = (
     "leaves out the weights, the optimizer's state, the CUDA context, workspaces and the allocator's rounding; "
@@ -21,21 +22,14 @@ _WARNINGS = (
 )
 
 
-class FakeTensor:
-    name = "fake-tensor"
-
-    def __init__(self, trials: Trials) -> None:
-        self._trials = trials
-
-    def estimate(self, request: EstimateRequest) -> Estimate | NoEstimate:
-        trial = self._trials.run(request)
-        if isinstance(trial, NoEstimate):
-            return under(self.name, trial)
-        peak = _peak_of_first_pass(trial)
-        if peak is None:
-            reason = trial.report.reason or "no optimizer step was seen after a forward pass"
-            return NoEstimate(source=self.name, reason=reason)
-        return answer(self.name, {"activations": peak}, warnings=_WARNINGS, steps_seen=trial.report.steps)
+def _fake_tensor(trials: Trials, request: EstimateRequest) -> Found:
+    trial = trials.run(request)
+    if isinstance(trial, NoEstimate):
+        return trial
+    peak = _peak_of_first_pass(trial)
+    if peak is None:
+        return trial.report.reason or "no optimizer step was seen after a forward pass"
+    return Parts({"activations": peak}, _WARNINGS, steps_seen=trial.report.steps)
 
 
 def _peak_of_first_pass(trial: Trial) -> int | None:
@@ -66,5 +60,4 @@ def peak_bytes(events: Iterable[TrialEvent]) -> int:
     return peak
 
 
-def make(context: Context) -> FakeTensor:
-    return FakeTensor(context.trials)
+make = partial(Published, "fake-tensor", _fake_tensor)

@@ -9,10 +9,10 @@ because their reader takes "4096" for 4 behind the linear layers).
 
 from __future__ import annotations
 
-from carma.core.model.values import Estimate, NoEstimate
+from functools import partial
+
 from carma.trial.layers.description import Described, Layer
-from carma.trial.protocol import Context
-from gpumemnet.published.common import OfModel, answer, cut_off, no_outputs, numel, parameters_of
+from gpumemnet.published.common import Found, Parts, Published, cut_off, no_outputs, numel, of_model, parameters_of
 
 CONSTANT_MIB = 800
 _VALUE_BYTES = 4
@@ -23,22 +23,19 @@ _WARNINGS = (
 _NOT_COUNTED = ("MaxPool", "AvgPool", "LPPool", "FractionalMaxPool", "Flatten", "Unflatten", "Identity")
 
 
-class Horus(OfModel):
-    name = "horus"
-
-    def of(self, described: Described, gpus: int) -> Estimate | NoEstimate:  # noqa: ARG002 (as the others have it)
-        if described.batch is None:
-            return NoEstimate(source=self.name, reason="the batch size is not known; the formula needs it")
-        if reason := no_outputs(described):
-            return NoEstimate(source=self.name, reason=reason)
-        batch, parameters = described.batch, parameters_of(described)
-        parts = {
-            "activations": _VALUE_BYTES * batch * activations(described),
-            "weights": _VALUE_BYTES * parameters,
-            "gradients": _VALUE_BYTES * batch * parameters,
-        }
-        warnings = _WARNINGS + cut_off(described)
-        return answer(self.name, parts, fixed_mib={"constant": CONSTANT_MIB}, warnings=warnings)
+@of_model
+def _horus(described: Described, _gpus: int) -> Found:
+    if described.batch is None:
+        return "the batch size is not known; the formula needs it"
+    if reason := no_outputs(described):
+        return reason
+    batch, parameters = described.batch, parameters_of(described)
+    parts = {
+        "activations": _VALUE_BYTES * batch * activations(described),
+        "weights": _VALUE_BYTES * parameters,
+        "gradients": _VALUE_BYTES * batch * parameters,
+    }
+    return Parts(parts, _WARNINGS + cut_off(described), fixed_mib={"constant": CONSTANT_MIB})
 
 
 def activations(described: Described) -> int:
@@ -54,5 +51,4 @@ def _of_sample(layer: Layer, batch: int) -> int:
     return count // batch if layer.output and layer.output[0] == batch else count
 
 
-def make(context: Context) -> Horus:
-    return Horus(context.trials)
+make = partial(Published, "horus", _horus)

@@ -8,10 +8,10 @@ distributed set-ups.
 
 from __future__ import annotations
 
-from carma.core.model.values import Estimate, NoEstimate
+from functools import partial
+
 from carma.trial.layers.description import Described
-from carma.trial.protocol import Context
-from gpumemnet.published.common import CONTEXT_MIB, MIB, OfModel, answer, parameters_of
+from gpumemnet.published.common import CONTEXT_MIB, MIB, Found, Parts, Published, of_model, parameters_of
 
 _DECODERS = (
     "bloom biogpt codegen cohere cohere2 ctrl deepseek_v2 deepseek_v3 falcon gemma gemma2 gemma3_text glm glm4 "
@@ -30,14 +30,12 @@ _NAMES = {
 }
 
 
-class LLMem(OfModel):
-    name = "llmem"
-
-    def of(self, described: Described, gpus: int) -> Estimate | NoEstimate:
-        if reason := _refusal(described, gpus):
-            return NoEstimate(source=self.name, reason=reason)
-        parts = _model_parts(described) | _output_parts(described)
-        return answer(self.name, parts, fixed_mib={"context": CONTEXT_MIB}, warnings=_warnings(described))
+@of_model
+def _llmem(described: Described, gpus: int) -> Found:
+    if reason := _refusal(described, gpus):
+        return reason
+    parts = _model_parts(described) | _output_parts(described)
+    return Parts(parts, _warnings(described), fixed_mib={"context": CONTEXT_MIB})
 
 
 def _refusal(described: Described, gpus: int) -> str | None:
@@ -110,5 +108,4 @@ def _warnings(described: Described) -> tuple[str, ...]:
     return tuple(found)
 
 
-def make(context: Context) -> LLMem:
-    return LLMem(context.trials)
+make = partial(Published, "llmem", _llmem)

@@ -9,15 +9,16 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from functools import partial
 from typing import Literal
 
 import msgspec
 
-from carma.core.model.values import Estimate, NoEstimate
+from carma.core.model.values import NoEstimate
 from carma.core.ports import EstimateRequest
 from carma.trial.layers.description import Described
-from carma.trial.protocol import Context, Trials
-from gpumemnet.published.common import answer, parameters_of, under
+from carma.trial.protocol import Trials
+from gpumemnet.published.common import Found, Parts, Published, parameters_of
 
 IMPORT_LIMIT_S = 120.0  # importing DeepSpeed takes seconds; a hung import must not block the estimator
 _STATES_ONLY = "counts weights, gradients and optimizer state only: no activations, no workspaces, no CUDA context"
@@ -41,46 +42,31 @@ print("\\ncarma-answer:%d" % needs(parameters, largest, gpus, 1, cpu_offload=Fal
 }
 
 
-class Zero:
-    def __init__(self, stage: Literal[2, 3], trials: Trials) -> None:
-        self.name = f"zero{stage}"
-        self._stage = stage
-        self._trials = trials
-
-    def estimate(self, request: EstimateRequest) -> Estimate | NoEstimate:
-        if importlib.util.find_spec("deepspeed") is None:
-            install = f"install it with: {sys.executable} -m pip install deepspeed"
-            return self._refuse(f"DeepSpeed is not installed beside CARMA; {install}")
-        described = self._trials.describe(request)
-        if isinstance(described, NoEstimate):
-            return under(self.name, described)
-        needed = self._ask_library(described, max(request.spec.gpus, 1))
-        if isinstance(needed, str):
-            return self._refuse(needed)
-        return answer(self.name, {"model states": needed}, warnings=(_STATES_ONLY, _MIXED))
-
-    def _ask_library(self, described: Described, gpus: int) -> int | str:
-        """Bytes for each GPU, or why there is no figure."""
-        largest = max((layer.parameters for layer in described.layers), default=0)
-        numbers = [str(parameters_of(described)), str(largest), str(gpus)]
-        command = [sys.executable, "-c", _PROGRAM[self._stage], *numbers]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_LIMIT_S, check=False)
-        except subprocess.TimeoutExpired:
-            return f"DeepSpeed could not be imported within {IMPORT_LIMIT_S:g} s"
-        answers = [line.removeprefix(_MARK) for line in done.stdout.splitlines() if line.startswith(_MARK)]
-        if done.returncode != 0 or not answers:
-            told = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-            return f"DeepSpeed cannot be used: {told[-1]}"
-        return msgspec.convert(answers[-1], int, strict=False)
-
-    def _refuse(self, reason: str) -> NoEstimate:
-        return NoEstimate(source=self.name, reason=reason)
+def _zero(stage: Literal[2, 3], trials: Trials, request: EstimateRequest) -> Found:
+    if importlib.util.find_spec("deepspeed") is None:
+        install = f"install it with: {sys.executable} -m pip install deepspeed"
+        return f"DeepSpeed is not installed beside CARMA; {install}"
+    described = trials.describe(request)
+    if isinstance(described, NoEstimate):
+        return described
+    needed = _ask_library(stage, described, max(request.spec.gpus, 1))
+    return needed if isinstance(needed, str) else Parts({"model states": needed}, (_STATES_ONLY, _MIXED))
 
 
-def make_zero2(context: Context) -> Zero:
-    return Zero(2, context.trials)
+def _ask_library(stage: Literal[2, 3], described: Described, gpus: int) -> int | str:
+    """Bytes for each GPU, or why there is no figure."""
+    largest = max((layer.parameters for layer in described.layers), default=0)
+    command = [sys.executable, "-c", _PROGRAM[stage], str(parameters_of(described)), str(largest), str(gpus)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"DeepSpeed could not be imported within {IMPORT_LIMIT_S:g} s"
+    answers = [line.removeprefix(_MARK) for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    if done.returncode != 0 or not answers:
+        told = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return f"DeepSpeed cannot be used: {told[-1]}"
+    return msgspec.convert(answers[-1], int, strict=False)
 
 
-def make_zero3(context: Context) -> Zero:
-    return Zero(3, context.trials)
+make_zero2 = partial(Published, "zero2", partial(_zero, 2))
+make_zero3 = partial(Published, "zero3", partial(_zero, 3))
