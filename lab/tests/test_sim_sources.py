@@ -18,7 +18,7 @@ from carma.traces import Trace
 from carma_lab.cli.simulate import DEMANDS
 from carma_lab.runs.figures import Figures
 from carma_lab.simulator import estimate_sources as sources
-from carma_lab.simulator.predicted_demand import predict_demand
+from carma_lab.simulator.estimate_sources import predict_demand
 from carma_lab.simulator.request import Request, recorded, simulation
 from carma_lab.simulator.simulation import Demands
 from lab.tools import trial_ratios
@@ -110,7 +110,7 @@ def test_one_command_is_predicted_once_and_off_as_models_like_it_were() -> None:
 
 def test_errors_that_were_none_leave_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     right = (0.5, 0.3, 0.2, 0.7, 0.4)
-    monkeypatch.setattr("carma_lab.simulator.predicted_demand.errors", lambda: ((right, right),))
+    monkeypatch.setattr("carma_lab.simulator.estimate_sources.errors", lambda: ((right, right),))
     truth = Demand(0.9, 0.4, 0.3, 0.97, 0.8)
     assert predict_demand(0, row(**msgspec.structs.asdict(truth))) == truth
 

@@ -18,7 +18,7 @@ from unittest.mock import patch
 from carma.core.model.values import Demand
 from carma.traces import TraceTask
 from carma.traces.table import SHIPPED
-from carma_lab.simulator.predicted_demand import odds_of, predict_demand, share_of
+from carma_lab.simulator.estimate_sources import odds_of, predict_demand, share_of
 from carma_lab.simulator.request import Request, simulation
 from carma_lab.simulator.simulation import Demands
 from tools.markdown import filled, table

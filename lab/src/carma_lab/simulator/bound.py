@@ -26,11 +26,12 @@ from __future__ import annotations
 import numpy as np
 
 from carma.core.model.values import Record
+from carma.core.scheduling.sharing_model import Mechanism
 from carma.errors import Usage
 from carma.traces import Trace
 from carma_lab.simulator.bound_completion import completion_mean_s
 from carma_lab.simulator.bound_prices import Priced, prices
-from carma_lab.simulator.bound_sets import Floats, Mechanism, Sets, Work, sets_of, work_of
+from carma_lab.simulator.bound_sets import Floats, Sets, Work, sets_of, work_of
 from carma_lab.simulator.bound_stages import earliest_end_s, stages_of
 from carma_lab.simulator.simulated_cards import Card
 from carma_lab.simulator.simulated_server import plan_of

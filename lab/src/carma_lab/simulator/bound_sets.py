@@ -17,19 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import comb
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from carma.core.model.values import Demand
-from carma.core.scheduling.sharing_model import progress_rates
+from carma.core.scheduling.sharing_model import Mechanism, progress_rates
 from carma.traces import Trace
 from carma_lab.simulator.simulated_server import plan_of
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
-Mechanism = Literal["mps", "timeslice"]
 
 MOST_SETS = 400_000  # 53 kinds, four on a GPU: seconds to list, seconds to solve
 

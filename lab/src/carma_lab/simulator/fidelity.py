@@ -12,7 +12,7 @@ from carma import __version__
 from carma.core.model.units import show_count
 from carma.core.model.values import Record
 from carma.errors import Usage
-from carma.traces.table import Table, read_table
+from carma.traces.table import read_table
 from carma_lab.runs.figures import Figures, TaskRun, figures, mean, quantile
 from carma_lab.runs.record import About, Run, read
 from carma_lab.simulator.fidelity_replay import Replay
@@ -210,32 +210,22 @@ def _notes(run: Run, replay: Replay, tasks: Sequence[TaskGap]) -> list[str]:
 def known_from(path: Path) -> dict[str, Known]:
     """Solo times and demands by name, from a table of tasks or from the tasks of another run that ran alone."""
     if path.suffix != ".json":
-        return _of_table(read_table(path))
+        return {name: Known(seconds=row.seconds, demand=row.demand) for name, row in read_table(path).tasks.items()}
     run = read(path)
     replay = Replay(run)
     found: dict[str, list[Solo]] = {}
     for task, solo in zip(replay.tasks, replay.solos, strict=True):
         if task.outcome == "succeeded" and solo.rate >= ALONE and solo.seconds > solo.start_s:
             found.setdefault(task.name, []).append(solo)
-    known = {name: _middle(several) for name, several in found.items() if _alike(several)}
+    known: dict[str, Known] = {}
+    for name, several in found.items():
+        several.sort(key=lambda one: one.seconds)
+        middle = several[len(several) // 2]
+        if several[-1].seconds <= SPREAD * several[0].seconds:
+            known[name] = Known(seconds=middle.seconds, demand=middle.demand)
     if not known:
         raise Usage(
             f"no task of {path} ran alone, so it contains no solo times",
             "Record the same tasks with --policy exclusive, or give a table of tasks.",
         )
     return known
-
-
-def _of_table(table: Table) -> dict[str, Known]:
-    return {name: Known(seconds=row.seconds, demand=row.demand) for name, row in table.tasks.items()}
-
-
-def _alike(several: Sequence[Solo]) -> bool:
-    seconds = [one.seconds for one in several]
-    return max(seconds) <= SPREAD * min(seconds)
-
-
-def _middle(several: Sequence[Solo]) -> Known:
-    ordered = sorted(several, key=lambda one: one.seconds)
-    middle = ordered[len(ordered) // 2]
-    return Known(seconds=middle.seconds, demand=middle.demand)

@@ -12,6 +12,7 @@ from carma.config import settings_of
 from carma.core.model.settings import sampled_every
 from carma.core.model.values import Demand, GpuId
 from carma.core.scheduling.placement import Policy
+from carma.core.scheduling.sharing_model import Mechanism
 from carma.errors import Usage
 from carma.plugins import POLICIES, load_one, policy_name
 from carma.traces import Trace, TraceTask
@@ -20,7 +21,7 @@ from carma_lab.runs.figures import Asked, Figures, TaskRun
 from carma_lab.runs.record import About, GpuOf, Run, Server
 from carma_lab.simulator import simulated_cards as cards
 from carma_lab.simulator.estimate_sources import no_estimate
-from carma_lab.simulator.fidelity_solo import Known, Mechanism, Meters, Solo, solos
+from carma_lab.simulator.fidelity_solo import Known, Meters, Solo, solos
 from carma_lab.simulator.simulated_cards import Card, Curve
 from carma_lab.simulator.simulation import Setup, Simulation
 

@@ -11,11 +11,13 @@ Solo times that are derived in this way depend on the model that is tested. Each
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from msgspec.structs import astuple
+
 from carma.core.model.values import Activity, Demand, Record
-from carma.core.scheduling.sharing_model import progress_rates
+from carma.core.scheduling.sharing_model import Mechanism, progress_rates
 from carma_lab.runs.figures import Ran, TaskRun
 
 ALONE = 0.995  # minimum mean speed of a task that counts as alone on its GPUs
@@ -26,7 +28,6 @@ LONGEST_RAMP = 0.5  # of the work, as in the simulator
 IDLE = Demand(0.0, 0.0, 0.0, 0.0, 0.0)
 
 How = Literal["given", "alone", "inferred"]
-Mechanism = Literal["mps", "timeslice"]
 
 
 class Known(Record, frozen=True, kw_only=True):
@@ -92,12 +93,15 @@ def solos(
         if ran.used_s is None or ran.used_s > 0.0
     ]
     pieces = pieces_of(stays)
-    lone = [_lone_pieces(number, pieces) for number in range(len(stays))]
-    fixed = [_known_demand(tasks[stay.task], known) for stay in stays]
+    crowded = {number for piece in pieces for on_gpu in piece.on if len(on_gpu) > 1 for number in on_gpu}
+    # The demands that are known.
+    fixed = [
+        known[task.name].demand if task.name in known else task.demand for task in (tasks[stay.task] for stay in stays)
+    ]
 
     def found_at(speeds: Sequence[Mapping[int, float]]) -> list[Demand]:
         return [
-            own or _demand(stay, pieces, speeds[number], meters, lone[number])
+            own or _demand(stay, pieces, speeds[number], meters, number not in crowded)
             for number, (own, stay) in enumerate(zip(fixed, stays, strict=True))
         ]
 
@@ -137,11 +141,6 @@ def pieces_of(stays: Sequence[Stay]) -> list[Piece]:
     return pieces
 
 
-def _known_demand(task: TaskRun, known: Mapping[str, Known]) -> Demand | None:
-    """Its demand, if known."""
-    return known[task.name].demand if task.name in known else task.demand
-
-
 def speeds_in(
     stays: Sequence[Stay], pieces: Sequence[Piece], demands: Sequence[Demand], mechanism: Mechanism
 ) -> list[dict[int, float]]:
@@ -161,15 +160,6 @@ def work_s(pieces: Sequence[Piece], speeds: Mapping[int, float], until: float = 
     )
 
 
-def _lone_pieces(number: int, pieces: Sequence[Piece]) -> bool:
-    return all(len(who) == 1 for piece in pieces for who in piece.on if number in who)
-
-
-def _shown(activity: Activity | None) -> Demand:
-    seen = activity or Activity()
-    return Demand(seen.sm_active or 0.0, seen.sm_occupancy or 0.0, seen.dram_active or 0.0)
-
-
 def _demand(stay: Stay, pieces: Sequence[Piece], speeds: Mapping[int, float], meters: Meters, lone: bool) -> Demand:
     """Its activity, divided by the share of its demand that it could show."""
     done_s = work_s(pieces, speeds)
@@ -177,18 +167,14 @@ def _demand(stay: Stay, pieces: Sequence[Piece], speeds: Mapping[int, float], me
         done_s -= RAMP_LOSS * _ramp_s(stay, pieces, speeds)
     times = (stay.last - stay.begin) / done_s if done_s > 0.0 else 1.0
     seen = stay.ran.activity or Activity()
-    plain = _shown(seen)
     # Engine activity of several tasks on one GPU overlaps, so it is used only of a task alone.
     engine = seen.gr_active if meters.engine == "own" or (lone and meters.engine == "alone") else None
     power = None
     if meters.above_idle_w and stay.ran.energy_j is not None and stay.ran.used_s:
         power = stay.ran.energy_j / len(stay.ran.gpus) / stay.ran.used_s / meters.above_idle_w
     return Demand(
-        min(1.0, plain.sm_active * times),
-        min(1.0, plain.sm_occupancy * times),
-        min(1.0, plain.dram_active * times),
-        None if engine is None else min(1.0, engine * times),
-        None if power is None else min(1.0, power * times),
+        *(min(1.0, (value or 0.0) * times) for value in (seen.sm_active, seen.sm_occupancy, seen.dram_active)),
+        *(None if value is None else min(1.0, value * times) for value in (engine, power)),
     )
 
 
@@ -199,11 +185,8 @@ def _ramp_s(stay: Stay, pieces: Sequence[Piece], speeds: Mapping[int, float]) ->
 
 
 def _distance(one: Demand, other: Demand) -> float:
-    return max(abs(a - b) for a, b in zip(_values(one), _values(other), strict=True))
-
-
-def _values(demand: Demand) -> tuple[float, ...]:
-    return (demand.sm_active, demand.sm_occupancy, demand.dram_active, demand.gr_active or 0.0, demand.power or 0.0)
+    pairs: Iterable[tuple[float | None, float | None]] = zip(astuple(one), astuple(other), strict=True)
+    return max(abs((a or 0.0) - (b or 0.0)) for a, b in pairs)
 
 
 def _between(old: Demand, new: Demand) -> Demand:

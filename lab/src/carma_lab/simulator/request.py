@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
-from typing import Literal
 
 import msgspec
 
 from carma import __version__
 from carma.config import settings_of
 from carma.core.model.values import Record
+from carma.core.scheduling.sharing_model import Mechanism
 from carma.errors import BadSettings, Usage
 from carma.plugins import load_policy
 from carma.traces import Trace, find
@@ -73,7 +73,7 @@ class Request(Record, frozen=True, kw_only=True):
     gpu: str = "a100-40"
     memory: str = "measured"
     demand: Demands = "measured"
-    mechanism: Literal["mps", "timeslice"] = "mps"
+    mechanism: Mechanism = "mps"
     seed: int = 0
     noise: float = 0.0
     settings: Mapping[str, object] = {}  # by dotted name; other settings have their defaults

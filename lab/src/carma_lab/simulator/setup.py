@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import exp
-from random import Random
 from typing import Literal
-from zlib import crc32
 
 from msgspec.structs import replace
 
@@ -15,7 +13,7 @@ from carma.core.model.values import GpuId, Record
 from carma.core.scheduling.placement import Policy
 from carma.core.scheduling.sharing_model import Mechanism, spread
 from carma_lab.runs import figures as result
-from carma_lab.simulator.estimate_sources import Source
+from carma_lab.simulator.estimate_sources import Source, random_for
 from carma_lab.simulator.simulated_cards import Card
 
 QUIET = 1e12  # seconds: samples that are left out because nothing changed do not count as stale
@@ -35,7 +33,7 @@ class Setup(Record, frozen=True, kw_only=True):
     policy: Policy
     source: Source
     demand: Demands = "measured"
-    mechanism: Literal["mps", "timeslice"] = "mps"
+    mechanism: Mechanism = "mps"
     seed: int = 0
     noise: float = 0.0  # spread of true speeds about those of the model; 1: as measured
     period_s: float = 5.0  # between two samples
@@ -82,6 +80,5 @@ class Noise:
     def _drawn(self, task_and_group: tuple[str, ...]) -> float:
         """From the standard normal distribution."""
         if task_and_group not in self._known:
-            text = "\0".join((str(self._seed), *task_and_group))
-            self._known[task_and_group] = Random(crc32(text.encode())).gauss(0.0, 1.0)
+            self._known[task_and_group] = random_for(self._seed, *task_and_group).gauss(0.0, 1.0)
         return self._known[task_and_group]

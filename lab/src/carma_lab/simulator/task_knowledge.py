@@ -21,7 +21,7 @@ from carma.estimate.combination import with_past_runs
 from carma.estimate.history import History
 from carma.store.memory import MemoryStore
 from carma.traces import TraceTask
-from carma_lab.simulator.predicted_demand import predict_demand
+from carma_lab.simulator.estimate_sources import predict_demand
 from carma_lab.simulator.setup import Setup
 
 
