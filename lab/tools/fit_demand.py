@@ -49,31 +49,7 @@ FOLDS, ROUNDS, PAIRS = 6, 18, 4000
 STEP_WEIGHT, PULL, ROBUST = 0.15, 0.1, 0.1  # of the log of a step; towards the start; from where errors count less
 Numbers = NDArray[np.float64]
 H200, A100 = (next(card for card in CARDS if card.alias == alias) for alias in ("h200", "a100-40gb"))
-START = DemandConstants(
-    efficiency=((0.7, 0.4, 0.3), (0.3, 0.3, 0.2), (0.1, 0.1, 0.05), (0.3, 0.2, 0.3)),
-    channels_last=1.4,
-    bandwidth=(0.5, 0.3, 0.15, 0.7, 0.8, 0.4, 0.8, 0.6, 0.7),
-    starting_s=(3e-6, 6e-6, 3e-6),
-    blocks=(1.0, 1.0, 1.0),
-    slower=(0.5, 0.5, 0.5),
-    narrower=(0.5, 0.5, 0.5),
-    widest=(0.95, 0.9, 0.9),
-    starts_wide=(0.25, 0.25, 0.25),
-    warps=(0.15, 0.25, 0.5, 0.2, 0.7, 0.5, 0.6, 0.5, 0.7),
-    moved=(1.0, 1.0, 1.0, 1.0, 0.6, 0.9, 0.8, 0.8, 0.8),
-    cached_bytes=1e7,
-    launch_s=1e-5,
-    layer_s=5e-6,
-    tensor_s=4e-6,
-    optimizer_s=1.2e-5,
-    cast_s=3e-6,
-    step_s=6e-4,
-    scaled_s=6e-4,
-    copy_s=1.1e-10,
-    corner=3.0,
-    engine=0.97,
-    power=(0.06, 0.1, 0.4, 0.4, 0.7, 1.0, 1.0),
-)  # fmt: skip
+START = msgspec.json.decode(Path(__file__).with_name("fit_demand_start.json").read_bytes(), type=DemandConstants)
 
 
 class Run(NamedTuple):

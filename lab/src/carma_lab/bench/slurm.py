@@ -20,38 +20,7 @@ from carma.testing.private_daemon import end, wait_until
 BINARIES = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "sinfo")
 START_LIMIT_S = 60.0
 
-_CONFIGURATION = """\
-ClusterName=bench
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={controller_port}
-SlurmdPort={node_port}
-SlurmUser=root
-AuthType=auth/munge
-AuthInfo=socket={home}/munge.socket
-CredType=cred/munge
-StateSaveLocation={home}/state
-SlurmdSpoolDir={home}/spool
-SlurmctldPidFile={home}/slurmctld.pid
-SlurmdPidFile={home}/slurmd.pid
-SlurmctldLogFile={home}/slurmctld.log
-SlurmdLogFile={home}/slurmd.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-SchedulerType=sched/backfill
-AccountingStorageType=accounting_storage/none
-JobAcctGatherType=jobacct_gather/none
-JobCompType=jobcomp/none
-MpiDefault=none
-ReturnToService=2
-SlurmdParameters=config_overrides
-MaxJobCount=20000
-{scheduler}
-NodeName={host} NodeAddr=127.0.0.1 CPUs={slots} State=UNKNOWN
-PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
-"""
-
+CONFIGURATION = Path(__file__).with_suffix(".conf")  # with places for format()
 # By default slurmctld gathers ended and new batch jobs for three seconds before it schedules (batch_sched_delay).
 PROMPT = "SchedulerParameters=batch_sched_delay=0,sched_min_interval=0"
 
@@ -115,7 +84,7 @@ class PrivateSlurm:
         key.write_bytes(os.urandom(64))
         key.chmod(0o400)
         controller_port, node_port = free_ports(2)
-        text = _CONFIGURATION.format(
+        text = CONFIGURATION.read_text(encoding="utf-8").format(
             host=host,
             home=self.home,
             slots=self._slots,

@@ -10,8 +10,12 @@ one that it was probably made on two GPUs as well. The settings are those of the
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from statistics import median
+
+import msgspec
 
 from carma.core.model.values import Record
 from carma_lab.bench.memory.figures import Row
@@ -45,43 +49,10 @@ class Published(Record, frozen=True, kw_only=True):
         )
 
 
-# name, model, batch: measured, measured later (0: not so), GPUMemNet, Fake Tensor (0: none), Horus
-_FIGURES = """
-VGG-16           vgg16            32   8222   6684  16000   3121   21526
-VGG-16           vgg16           128  24408  21864  24000   9894   82120
-ResNet-50        resnet50         32   5262   3934  16000   2673    7904
-ResNet-50        resnet50        128  15120  13236  24000  10666   28923
-Xception         xception         32   7202   5918  16000   4166    8532
-Xception         xception        128  22978  21236  24000  16642   31465
-MobileNet-v2     mobilenet_v2     32   4544   3352   8000   2425    3617
-MobileNet-v2     mobilenet_v2    128  12578  11336  16000   9686   12028
-EfficientNet-B0  efficientnet_b0  32   4958   3752   8000   2730    3865
-EfficientNet-B0  efficientnet_b0 128  13832  12666  16000  10905   12999
-Inception-v3     inception_v3     32   6346   5230   8000   1590    5990
-Inception-v3     inception_v3    128  19018  17830  16000   6298   21289
-BERT-base        bert-base        32  20774  19828  32000      0   17457
-BERT-large       bert-large        8  13568  12622  24000      0   13349
-XLNet-base       xlnet-base        8   9718      0  16000      0    3662
-XLNet-large      xlnet-large       4  14546      0  16000      0    5325
-GPT2-large       gpt2-large        8  27902      0  48000      0  127677
-GPT2-XL          gpt2-xl           2  36206      0  48000      0   22847
-"""
-
-
 def _read() -> Iterator[Published]:
-    for line in _FIGURES.strip().splitlines():
-        name, model, *figures = line.split()
-        batch, measured, later, gpumemnet, fake_tensor, horus = map(int, figures)
-        yield Published(
-            name=name,
-            model=model,
-            batch=batch,
-            measured_mib=measured,
-            measured_later_mib=later or None,
-            gpumemnet_mib=gpumemnet,
-            fake_tensor_mib=fake_tensor or None,
-            horus_mib=horus,
-        )
+    with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            yield msgspec.convert({name: text or None for name, text in row.items()}, Published, strict=False)
 
 
 PUBLISHED = tuple(_read())

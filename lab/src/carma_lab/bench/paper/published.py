@@ -8,7 +8,11 @@ exclusive GPUs = 1, geometric means over the traces, OOMs of all 180 tasks. None
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
 
 from carma.core.model.values import Record
 from carma_lab.bench.paper.cases import Ratio
@@ -71,29 +75,6 @@ class Published(Record, frozen=True, kw_only=True):
     ooms: int | None = None
 
 
-# By the names of variants.py.
-PUBLISHED = {
-    "MAGM, memory measured": Published(
-        makespan=0.712, completion=0.594, completion_p95=0.607, wait=0.442, run=1.785, energy=0.865, ooms=0
-    ),
-    "MAGM, no estimate": Published(
-        makespan=0.730, completion=0.613, completion_p95=0.598, wait=0.494, run=1.55, energy=0.878, ooms=12
-    ),
-    "MAGM, Horus's memory": Published(
-        makespan=0.733, completion=0.624, completion_p95=0.638, wait=0.520, run=1.453, ooms=3
-    ),
-    "MAGM, GPUMemNet's memory": Published(makespan=0.737, completion=0.629, completion_p95=0.636, wait=0.510, ooms=1),
-    "MAGM, Fake Tensor's memory": Published(makespan=0.794, completion=0.648, completion_p95=0.679, wait=0.543, ooms=0),
-    "LUG, no estimate": Published(
-        makespan=0.755, completion=0.587, completion_p95=0.619, wait=0.449, run=1.68, ooms=13
-    ),
-    "RR, no estimate": Published(makespan=0.776, completion=0.635, wait=0.501, run=1.69, ooms=28),
-    "Horus": Published(
-        makespan=0.924, completion=0.872, completion_p95=0.878, wait=0.852, run=1.028, energy=0.981, ooms=1
-    ),
-    "Lucid": Published(
-        makespan=0.865, completion=0.783, completion_p95=0.786, wait=0.745, run=1.093, energy=0.958, ooms=0
-    ),
-    "MAGM, no estimate, gate off": Published(makespan=0.732, completion=0.622, completion_p95=0.646, run=1.82, ooms=18),
-    "LUG, no estimate, gate off": Published(makespan=0.770, completion=0.616, completion_p95=0.626, run=1.74, ooms=19),
-}
+PUBLISHED = msgspec.convert(
+    tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")), dict[str, Published]
+)

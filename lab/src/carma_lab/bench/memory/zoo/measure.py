@@ -60,8 +60,8 @@ def on_gpu(case: dict[str, Any], history: Path) -> dict[str, Any]:
     import torch
     import training_run  # type: ignore[import-not-found]
 
-    meter = training_run.CudaMeter()
-    meter.start()
+    meter = training_run.Meter()
+    meter.start("cuda")
     footprint = FootprintPeak(training_run.gpu_counters())
     context = footprint.read()
     torch.cuda.memory._record_memory_history(enabled="all", context=None, stacks="python")
