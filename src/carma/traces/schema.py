@@ -104,13 +104,12 @@ class TraceTask(Record, frozen=True, kw_only=True):
 
 def _columns() -> tuple[TraceColumn, ...]:
     """A field with a default is an optional column; one without a figure by default may be an empty cell."""
-    hints, fields = get_type_hints(TraceTask, include_extras=True), msgspec.structs.fields(TraceTask)
-    return tuple(
-        hints[field.name]
-        .__metadata__[0]
-        ._replace(name=field.name, required=field.required, empty=field.default in (None, ""))
-        for field in fields
-    )
+    hints, columns = get_type_hints(TraceTask, include_extras=True), []
+    for field in msgspec.structs.fields(TraceTask):
+        declared: TraceColumn = hints[field.name].__metadata__[0]
+        is_empty = field.default in (None, "")
+        columns.append(declared._replace(name=field.name, required=field.required, empty=is_empty))
+    return tuple(columns)
 
 
 COLUMNS = _columns()
