@@ -37,7 +37,7 @@ for name in ("torch", "torch.nn", "torch.nn.functional", "torch.profiler", "torc
         setattr(sys.modules[parent], own, sys.modules[name])
 torch = sys.modules["torch"]
 torch.__version__, torch.version = "0.0", types.SimpleNamespace(cuda=None)
-torch.cuda = types.SimpleNamespace(is_initialized=lambda: False)
+torch.cuda = types.SimpleNamespace(is_initialized=lambda: False, empty_cache=lambda: None, memory_stats=dict)
 
 import activity, collect, loop, training_run, worker_pool
 
@@ -85,7 +85,7 @@ class Training:
             time.sleep(600)
         return 1.0
 
-class Meter(training_run.CpuMeter):
+class Meter(training_run.Meter):
     def figures(self):
         retried = self.config["shape"] == "retries" and times("retries", self.config) <= 3
         return {"allocated_peak": 5, "reserved_peak": 7, "footprint": 9, "retries": int(retried)}
@@ -103,7 +103,7 @@ def measure(run, probe, window_s, plain=activity.measure):
     mark("trained", run.config)
     return figures | {"sm_active": 0.5}
 
-training_run.make_meter = lambda device: Meter()
+training_run.Meter = Meter
 training_run.TrainingRun.train = train
 activity.measure = measure
 activity.WARM_S = 0.0

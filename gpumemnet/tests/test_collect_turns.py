@@ -49,7 +49,7 @@ def process_bytes(self):
     return held
 
 collect.answer_in_fork = lambda ask: {"gpu": "scripted", "uuid": "GPU-1", "free_bytes": 1 << 50}
-training_run.make_meter = lambda device: MeterWithoutFootprint()
+training_run.Meter = MeterWithoutFootprint
 training_run.TrainingRun.start = start
 training_run.TrainingRun.rest = rest
 training_run.TrainingRun.release = release
@@ -116,10 +116,8 @@ print(len(weights), len(state), sum(each() is not None for each in weights + sta
 
 def test_a_run_without_a_device_is_a_row(place: Place) -> None:
     """It is repeated alone, because other runs may be the cause; with activity it has no turn."""
-    before = (
-        SCRIPTED + FOOTPRINTS + "def refuse(self):\n    raise RuntimeError('CUDA error: busy')\nMeter.start = refuse\n"
-    )
-    refused = Place(place.folder, before)
+    refuse = "def refuse(self, device):\n    raise RuntimeError('CUDA error: busy')\nMeter.start = refuse\n"
+    refused = Place(place.folder, SCRIPTED + FOOTPRINTS + refuse)
     refused.write([scripted("a"), scripted("b")])
     refused.run("--activity")
     for row in refused.rows().values():

@@ -13,10 +13,10 @@ import gpumemnet.dataset
 from carma.trial.layers.description import Precision
 from gpumemnet import FAMILIES, Family
 from gpumemnet.dataset.config import Config, encode
-from gpumemnet.dataset.generate import generate
 from gpumemnet.dataset.program import Ops, act, branches, op
 from gpumemnet.dataset.program_memory import RoughEstimate
 from gpumemnet.dataset.ranges import Ranges, load_ranges
+from gpumemnet_fixtures.dataset_rows import generated
 from gpumemnet_fixtures.torch_programs import run_in_torch
 
 pytest.importorskip("torch")
@@ -125,7 +125,7 @@ def expected(config: Config) -> list[int]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_model_can_be_built_and_the_guess_counts_its_weights(family: Family) -> None:
     ranges = load_ranges()
-    configs = list(generate(family, 14, 11, ranges))
+    configs = generated(family, 14, 11, ranges)
     for config, found in zip(configs, run(BUILD, configs), strict=True):
         assert found["out"] == expected(config), config.id
         assert RoughEstimate(config, ranges.common).sums.weights == pytest.approx(found["weights"], rel=0.01, abs=64), (
@@ -154,7 +154,7 @@ def test_every_shape_trains(family: Family, tmp_path: Path) -> None:
     own.write_text(SMALL)
     ranges = load_ranges(own)
     shapes = getattr(ranges, family).shapes
-    configs = [config for shape in shapes for config in generate(family, 3, 13, only(ranges, family, shape))]
+    configs = [config for shape in shapes for config in generated(family, 3, 13, only(ranges, family, shape))]
     configs = [
         msgspec.structs.replace(config, batch=2, precision=PRECISIONS[number % len(PRECISIONS)])
         for number, config in enumerate(configs)

@@ -9,9 +9,9 @@ import pytest
 
 from carma.cli import main
 from gpumemnet.dataset.config import read_configs
-from gpumemnet.dataset.generate import Aimed, generate
+from gpumemnet.dataset.generate import Aimed
 from gpumemnet.dataset.ranges import load_ranges
-from gpumemnet_fixtures.dataset_rows import config
+from gpumemnet_fixtures.dataset_rows import config, generated
 from tests.docs.markdown import blocks
 
 PAGE = Path(__file__).parents[2] / "docs" / "gpumemnet-training.md"
@@ -83,8 +83,8 @@ def test_footprints_that_the_ranges_cannot_reach_are_counted(out: Path, capsys: 
 
 def test_what_is_near_enough_is_reached(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     near, far = config("a", guess_mib=1400), config("b", guess_mib=1450)
-    assert [Aimed(one, wanted_mib=1000.0).is_reached for one in (near, far)] == [True, False]
-    assert [Aimed(one, wanted_mib=2000.0).is_reached for one in (near, far)] == [False, True]
+    assert [Aimed(one, 1000.0, 0.0).is_reached for one in (near, far)] == [True, False]
+    assert [Aimed(one, 2000.0, 0.0).is_reached for one in (near, far)] == [False, True]
     assert made(out, "--count", "2") == 0
     assert "factor" not in capsys.readouterr().err
 
@@ -93,7 +93,7 @@ def test_the_config_on_the_page_is_the_first_that_the_command_makes(out: Path) -
     (shown,) = (block.text for block in blocks(PAGE.read_text(encoding="utf-8")) if '"mlp-0-000000"' in block.text)
     assert made(out, "--count", "2") == 0
     assert json.loads(shown) == json.loads(out.read_text().splitlines()[0])
-    assert list(read_configs(out)) == list(generate("mlp", 2, 0, load_ranges()))
+    assert list(read_configs(out)) == generated("mlp", 2, 0, load_ranges())
 
 
 def test_configs_go_to_standard_output_and_the_rest_to_the_other(

@@ -10,9 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpumemnet import Family
 from gpumemnet.dataset import layer_lists
 from gpumemnet.dataset.config import Config, encode
+from gpumemnet.dataset.generate import generate
 from gpumemnet.dataset.layer_lists import LISTER
+from gpumemnet.dataset.ranges import Ranges
 from gpumemnet_fixtures.torch_programs import run_file
 
 MIB = 2**20
@@ -109,3 +112,7 @@ def quick_listing() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layer_lists, "_run", run)
         yield
+
+
+def generated(family: Family, count: int, seed: int, ranges: Ranges) -> list[Config]:
+    return [aimed.config for aimed in generate(family, count, seed, ranges)]

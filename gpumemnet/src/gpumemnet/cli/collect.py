@@ -28,7 +28,7 @@ TERMINATED = 143  # exit status after SIGTERM, as of a shell
 PROGRESS_S = 10.0  # between two lines of progress without a terminal
 
 
-@verb("collect", examples=EXAMPLES)
+@verb("collect", examples=EXAMPLES, short_help="Run configs on a GPU and record their memory and activity.")
 @click.argument("configs", metavar="CONFIGS", type=click.Path(path_type=Path))
 @click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Directory of rows.jsonl.")
 @click.option("--python", metavar="PATH", help="Python interpreter with torch (default: python3).")

@@ -1,8 +1,7 @@
-"""`carma dataset`: the data set for learned estimators. The file of a verb is imported when the verb is used."""
+"""`carma dataset`: the data set for learned estimators. Verbs import what they need when they are used."""
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import click
@@ -10,30 +9,12 @@ import click
 from carma.cli.option_types import names, whole
 from carma.cli.verb import Verb
 from gpumemnet import FAMILIES
-
-# Verbs in files of their own, <verb>.py, with their help, so that listing them imports no file.
-OTHERS = {
-    "collect": "Run configs on a GPU and record their memory and activity.",
-    "pack": "Write the data set's files from collected rows.",
-    "describe": "Print and plot the content of a data set.",
-}
+from gpumemnet.cli import collect, describe, pack
 
 
 class Datasets(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), *OTHERS]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in OTHERS:
-            return super().get_command(ctx, cmd_name)
-        command = importlib.import_module(f"gpumemnet.cli.{cmd_name}").command
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        own = [(name, command.get_short_help_str(80)) for name, command in self.commands.items()]
-        with formatter.section("Commands"):
-            formatter.write_dl([*own, *OTHERS.items()])
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(self.commands)  # in the order of their use
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         formatter.write_paragraph()
@@ -93,3 +74,7 @@ def generate(families: tuple[str, ...], count: int, seed: int, ranges: str | Non
             far = "not within a factor of 1.4 of the footprint that they were drawn for"
             note(f"{missed:,} of {count:,} {family} configs are {far}: nothing nearer was found in the ranges")
     return 0
+
+
+for verb in (collect, pack, describe):
+    command.add_command(verb.command)

@@ -16,7 +16,7 @@ carma dataset describe gpumemnet/datasets/h200/*.parquet --out pictures
 """
 
 
-@verb("describe", examples=EXAMPLES)
+@verb("describe", examples=EXAMPLES, short_help="Print and plot the content of a data set.")
 @click.argument("files", metavar="FILES...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @folder_flag("Directory for plots as PNG and SVG.")
 @click.option("--seed", type=whole(0), default=0, help="Seed of t-SNE (default 0).")

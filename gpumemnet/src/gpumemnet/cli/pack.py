@@ -19,7 +19,7 @@ carma dataset pack configs.jsonl m/rows.jsonl a/rows.jsonl --layers layers.jsonl
 """
 
 
-@verb("pack", examples=EXAMPLES)
+@verb("pack", examples=EXAMPLES, short_help="Write the data set's files from collected rows.")
 @click.argument("configs", metavar="CONFIGS", type=click.Path(path_type=Path))
 @click.argument("rows", metavar="ROWS...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--layers", metavar="FILE", type=click.Path(path_type=Path), default=Path("layers.jsonl"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 
@@ -20,7 +20,7 @@ from gpumemnet import Family
 Optimizer = Literal["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
 Loss = Literal["classes", "tokens", "values", "pixels"]
 
-Op = Mapping[str, object]
+Op = Mapping[str, Any]
 
 
 class Config(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,7 +38,7 @@ class Config(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
     checkpointing: bool = False  # of each op "block"
     channels_last: bool = False
     guess_mib: int = 0  # the generator's rough estimate, which the collector reserves
-    model: tuple[dict[str, object], ...]
+    model: tuple[dict[str, Any], ...]
 
 
 def read_configs(path: Path) -> Iterator[Config]:
@@ -73,7 +73,7 @@ def put_configs(configs: Iterable[Config], file: BinaryIO) -> int:
 
 
 def encode(config: Config) -> bytes:
-    """With the fields that differ from their defaults, in order, so that equal configs are equal bytes."""
+    """All fields in their order, so that equal configs are equal bytes."""
     return msgspec.json.encode(config)
 
 

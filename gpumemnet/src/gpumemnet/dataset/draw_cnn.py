@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -19,6 +20,8 @@ def draw_cnn(dice: Dice, ranges: Cnn, shape: str) -> Drawn:
     if shape == "convnext":
         style.activation, style.norm = dice.word({"gelu": 4, "silu": 1, "relu": 1}), "group"
         style.group_count, style.inplace = dice.of((1, 1, 1, 32)), False
+    if shape != "grouped":
+        style.groups = 1
     count = dice.mixed(ranges.convolutions)
     head = dice.word(ranges.heads)
     if shape in BODIES:
@@ -32,15 +35,14 @@ def draw_cnn(dice: Dice, ranges: Cnn, shape: str) -> Drawn:
     if head == "pixels" or shape in BODIES:
         image = (image[0], *(max(multiple, side - side % multiple) for side in image[1:]))
     outputs = dice.log(ranges.pixel_classes if head == "pixels" else ranges.classes)
-    return Drawn(
-        shape=shape,
-        input=image,
-        outputs=outputs,
-        loss="pixels" if head == "pixels" else "classes",
-        model=[*body, *_head(dice, ranges, style, head, outputs, scale)],
-        checkpointing=dice.chance(ranges.checkpointing),
-        channels_last=len(image) == 3 and dice.chance(ranges.channels_last),
-    )
+    return {
+        "input": image,
+        "outputs": outputs,
+        "loss": "pixels" if head == "pixels" else "classes",
+        "model": [*body, *_head(dice, ranges, style, head, outputs, scale)],
+        "checkpointing": dice.chance(ranges.checkpointing),
+        "channels_last": len(image) == 3 and dice.chance(ranges.channels_last),
+    }
 
 
 def _image(dice: Dice, ranges: Cnn) -> tuple[int, ...]:
@@ -79,15 +81,11 @@ def _stages(dice: Dice, ranges: Cnn, style: _Style, shape: str, count: int, halv
         widths = [max(2 * style.groups, width - width % style.groups) for width in widths]
     growth = dice.log(ranges.growths)
     made: Ops = []
-    halved, width = 0, 0
-    for number, out in enumerate(widths):
+    used = widths[:blocks]  # of stages with at least one block
+    for number, (width, out) in enumerate(itertools.pairwise([0, *used])):
         times = blocks // stages + (1 if number < blocks % stages else 0)
-        if not times:
-            continue
-        shrinks = number > 0
-        made += _stage(style, shape, (width, out), shrinks, times, growth)
-        halved, width = halved + shrinks, out
-    return made, halved
+        made += _stage(style, shape, (width, out), number > 0, times, growth)
+    return made, max(0, len(used) - 1)
 
 
 def _stage(style: _Style, shape: str, widths: tuple[int, int], shrinks: bool, times: int, growth: int) -> Ops:
@@ -95,7 +93,8 @@ def _stage(style: _Style, shape: str, widths: tuple[int, int], shrinks: bool, ti
     s = 2 if shrinks else 1
     match shape:
         case "residual" | "bottleneck" | "grouped" | "inverted":
-            first, later = (_block(style, shape, one, out, stride) for one, stride in ((width, s), (out, 1)))
+            block = {"residual": _residual, "inverted": _inverted}.get(shape, _bottleneck)
+            first, later = block(style, width, out, s), block(style, out, out, 1)
             lead = [op("block", body=first)] if width else [*style.unit(out, 3), op("block", body=later)]
             return lead + _repeated(later, times - 1)
         case "dense":
@@ -110,15 +109,6 @@ def _stage(style: _Style, shape: str, widths: tuple[int, int], shrinks: bool, ti
     if shrinks and style.shrink == "stride":
         return style.unit(out, max(3, style.kernel), 2) + _repeated(unit, times - 1)
     return (_halved(style, out) if shrinks else []) + _repeated(unit, times)
-
-
-def _block(style: _Style, shape: str, width: int, out: int, s: int) -> Ops:
-    match shape:
-        case "residual":
-            return _residual(style, width, out, s)
-        case "inverted":
-            return _inverted(style, max(1, width), out, s)
-    return _bottleneck(style, width, out, s, style.groups if shape == "grouped" else 1)
 
 
 def _repeated(body: Ops, times: int) -> Ops:
@@ -198,29 +188,18 @@ class _Style:
         self.rows = dice.chance(ranges.rows)
 
     def conv(self, out: int, k: int, s: int = 1, groups: int = 1) -> dict[str, Any]:
-        made = op("conv", out=out, k=k)
-        if s != 1:
-            made["s"] = s
-        if groups != 1:
-            made["groups"] = groups
-        if not self.bias:
-            made["bias"] = False
-        return made
+        return op("conv", out=out, k=k, s=s if s > 1 else None, groups=groups if groups > 1 else None, bias=self.bias)
 
     def normed(self) -> Ops:
-        match self.norm:
-            case "none":
-                return []
-            case "group":
-                return [op("norm", f="group", groups=self.group_count)]
-        return [op("norm", f=self.norm)]
+        groups = self.group_count if self.norm == "group" else None
+        return [op("norm", f=self.norm, groups=groups)] if self.norm != "none" else []
 
     def acted(self, fresh: bool = True) -> Ops:
         """`fresh`: no other layer needs the input, so it may be overwritten."""
         return [act(self.activation, self.inplace and fresh, self.functional)]
 
     def unit(self, out: int, k: int, s: int = 1, groups: int = 1) -> Ops:
-        return [self.conv(out, k, s, groups), *self.normed(), *self.acted()]
+        return [*self.linear_unit(out, k, s, groups), *self.acted()]
 
     def linear_unit(self, out: int, k: int, s: int = 1, groups: int = 1) -> Ops:
         return [self.conv(out, k, s, groups), *self.normed()]
@@ -242,7 +221,8 @@ def _residual(style: _Style, width: int, out: int, s: int) -> Ops:
     return [branches("add", body, style.past(width, out, s)), *style.acted()]
 
 
-def _bottleneck(style: _Style, width: int, out: int, s: int, groups: int = 1) -> Ops:
+def _bottleneck(style: _Style, width: int, out: int, s: int) -> Ops:
+    groups = style.groups
     inner = max(4, out // (2 if groups > 1 else 4))
     inner += -inner % groups
     k = max(3, style.kernel)

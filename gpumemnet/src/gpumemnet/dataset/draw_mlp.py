@@ -20,14 +20,12 @@ class _Style:
         self.bias = dice.chance(ranges.bias)
 
     def layer(self, width: int) -> Ops:
-        made = [self.linear(width)]
-        if self.norm != "none":
-            made.append(op("norm", f=self.norm))
-        made.append(act(self.activation, self.inplace, self.functional))
-        return made + dropout(self.dropout)
+        norm = [op("norm", f=self.norm)] if self.norm != "none" else []
+        active = act(self.activation, self.inplace, self.functional)
+        return [self.linear(width), *norm, active, *dropout(self.dropout)]
 
     def linear(self, width: int) -> dict[str, object]:
-        return op("linear", out=width) if self.bias else op("linear", out=width, bias=False)
+        return op("linear", out=width, bias=self.bias)
 
 
 def draw_mlp(dice: Dice, ranges: Mlp, shape: str) -> Drawn:
@@ -44,13 +42,8 @@ def draw_mlp(dice: Dice, ranges: Mlp, shape: str) -> Drawn:
         case _:
             widths = widths_of(dice, shape, layers - 1, width, ranges.widths[1])
             hidden = [each for one in widths for each in style.layer(one)]
-    return Drawn(
-        shape=shape,
-        input=(inputs,),
-        outputs=outputs,
-        loss="values" if values else "classes",
-        model=[*hidden, style.linear(outputs)],
-    )
+    model = [*hidden, style.linear(outputs)]
+    return {"input": (inputs,), "outputs": outputs, "loss": "values" if values else "classes", "model": model}
 
 
 def widths_of(dice: Dice, shape: str, count: int, width: int, most: int) -> list[int]:
@@ -83,8 +76,8 @@ def _residual(dice: Dice, style: _Style, count: int, width: int) -> Ops:
     inner = dice.of((width, width, max(LEAST, width // 4), min(16_384, width * 2)))
     body = [*style.layer(inner), style.linear(width)]
     if pairs:
-        block = op("block", body=[branches("add", [], body), act(style.activation, False, style.functional)])
-        made.append({**block, "times": pairs})
+        active = act(style.activation, False, style.functional)
+        made.append(op("block", body=[branches("add", [], body), active], times=pairs))
     return made + (style.layer(width) if odd else [])
 
 

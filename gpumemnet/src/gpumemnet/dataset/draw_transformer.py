@@ -17,9 +17,12 @@ class _Style:
         self.width = self.heads * self.head_size
         ratio = dice.word(ranges.ratios)
         self.inner = max(8, round(self.width * ratio))
-        self.style = _style_of_attention(dice, ranges, shape)
+        self.style: str = {"gpt": "conv1d", "llama": "split"}.get(shape, "")
+        if not self.style:
+            self.style = dice.word(ranges.causal_styles) if shape == "decoder" else dice.word(ranges.styles)
         self.eager = dice.chance(ranges.eager)
-        self.kv = self._kv(dice.word(ranges.kv_shares)) if llama else self.heads
+        share = dice.word(ranges.kv_shares) if llama else 1
+        self.kv = self.heads // share if self.heads % share == 0 else self.heads
         self.pre = llama or shape == "gpt" or dice.chance(ranges.pre_norm)
         self.parallel = shape == "decoder" and dice.chance(ranges.parallel)
         self.gated = llama or dice.chance(ranges.gated)
@@ -30,9 +33,6 @@ class _Style:
         self.dropout = p if dice.chance(ranges.dropout) and not llama else 0.0
         self.functional = dice.chance(ranges.functional)
 
-    def _kv(self, share: int) -> int:
-        return max(1, self.heads // share) if self.heads % share == 0 else self.heads
-
     def normed(self) -> Ops:
         return [op("norm", f=self.norm)]
 
@@ -42,22 +42,21 @@ class _Style:
     def linear(self, out: int) -> dict[str, object]:
         if self.style == "conv1d":
             return op("conv1d", out=out)
-        return op("linear", out=out) if self.bias else op("linear", out=out, bias=False)
+        return op("linear", out=out, bias=self.bias)
 
     def attention(self, causal: bool, cross: bool = False) -> Ops:
-        made = op("attention", heads=self.heads, style=self.style, how="eager" if self.eager else "sdpa")
-        if self.kv != self.heads:
-            made["kv"] = self.kv
-        if causal:
-            made["causal"] = True
-        if cross:
-            made["cross"] = True
-        if self.dropout:
-            made["dropout"] = self.dropout
-            if self.eager and not self.functional:
-                made["module_dropout"] = True
-        if not self.bias and self.style in ("split", "fused"):
-            made["bias"] = False
+        made = op(
+            "attention",
+            heads=self.heads,
+            style=self.style,
+            how="eager" if self.eager else "sdpa",
+            kv=self.kv if self.kv != self.heads else None,
+            causal=causal,
+            cross=cross,
+            dropout=self.dropout or None,
+            module_dropout=bool(self.dropout) and self.eager and not self.functional,
+            bias=self.bias or self.style not in ("split", "fused"),
+        )
         return [made, *self.dropped()]
 
     def mlp(self) -> Ops:
@@ -82,88 +81,64 @@ class _Style:
         return [op("block", body=body, times=times), *(self.normed() if self.pre else [])]
 
 
-def _style_of_attention(dice: Dice, ranges: Transformer, shape: str) -> str:
-    match shape:
-        case "gpt":
-            return "conv1d"
-        case "llama":
-            return "split"
-        case "decoder":
-            return dice.word(ranges.causal_styles)
-    return dice.word(ranges.styles)
-
-
 def draw_transformer(dice: Dice, ranges: Transformer, shape: str) -> Drawn:
     style = _Style(dice, ranges, shape)
     times = dice.mixed(ranges.blocks)
-    checkpointing = dice.chance(ranges.checkpointing)
+    drawn: Drawn = {"checkpointing": dice.chance(ranges.checkpointing)}
     if shape == "vit":
-        return _vit(dice, ranges, style, times, checkpointing)
+        return drawn | _vit(dice, ranges, style, times)
     length = dice.of(ranges.sequences) if dice.chance(ranges.usual_sequence) else dice.log(ranges.sequence)
     if style.eager and style.style != "torch":
         length = min(length, ranges.eager_sequence)
     usual = dice.chance(ranges.usual_vocabulary)
     vocabulary = dice.of(ranges.vocabularies) if usual else dice.log(ranges.vocabulary)
     tied = dice.chance(ranges.tied)
-    drawn = Drawn(
-        shape=shape, input=(length,), vocabulary=vocabulary, outputs=vocabulary, loss="tokens", model=[],
-        checkpointing=checkpointing,
-    )  # fmt: skip
+    drawn |= {"input": (length,), "vocabulary": vocabulary, "outputs": vocabulary, "loss": "tokens"}
     match shape:
         case "seq2seq":
-            _seq2seq(dice, style, drawn, times, tied)
+            return drawn | _seq2seq(dice, style, length, vocabulary, times, tied)
         case "encoder":
-            _encoder(dice, ranges, style, drawn, times, tied)
-        case _:
-            model = [
-                *_embedded(style, vocabulary, 0 if shape == "llama" else length),
-                *style.blocks(times, causal=True),
-            ]
-            drawn.model = [*model, _scores(vocabulary, tied)]
-    return drawn
+            return drawn | _encoder(dice, ranges, style, length, vocabulary, times, tied)
+    embedded = _embedded(style, vocabulary, 0 if shape == "llama" else length)
+    return drawn | {"model": [*embedded, *style.blocks(times, causal=True), _scores(vocabulary, tied)]}
 
 
 def _embedded(style: _Style, vocabulary: int, length: int, tied: bool = False) -> Ops:
-    made = [op("embed", vocabulary=vocabulary, out=style.width)]
-    if tied:
-        made[0]["tied"] = True
-    if length:
-        made.append(op("positions", length=length))
-    return [*made, *([] if style.pre else style.normed()), *style.dropped()]
+    embedding = op("embed", vocabulary=vocabulary, out=style.width, tied=tied)
+    positions = [op("positions", length=length)] if length else []
+    return [embedding, *positions, *([] if style.pre else style.normed()), *style.dropped()]
 
 
 def _scores(vocabulary: int, tied: bool) -> dict[str, object]:
-    return op("linear", out=vocabulary, bias=False, **({"tied": True} if tied else {}))
+    return op("linear", out=vocabulary, bias=False, tied=tied)
 
 
-def _encoder(dice: Dice, ranges: Transformer, style: _Style, drawn: Drawn, times: int, tied: bool) -> None:
-    model = [*_embedded(style, drawn.vocabulary, drawn.input[0]), *style.blocks(times)]
+def _encoder(
+    dice: Dice, ranges: Transformer, style: _Style, length: int, vocabulary: int, times: int, tied: bool
+) -> Drawn:
+    model = [*_embedded(style, vocabulary, length), *style.blocks(times)]
     if dice.chance(ranges.masked):
         if dice.chance(ranges.head_transform):
-            model += [
-                op("linear", out=style.width),
-                act(style.activation, functional=style.functional),
-                *style.normed(),
-            ]
-        drawn.model = [*model, _scores(drawn.vocabulary, tied)]
-        return
-    drawn.outputs, drawn.loss = dice.log(ranges.classes), "classes"
+            active = act(style.activation, functional=style.functional)
+            model += [op("linear", out=style.width), active, *style.normed()]
+        return {"model": [*model, _scores(vocabulary, tied)]}
+    outputs = dice.log(ranges.classes)
     model.append(op("first") if dice.chance(0.6) else op("mean"))
     if dice.chance(0.5):
         model += [op("linear", out=style.width), act("tanh")]
-    drawn.model = [*model, *style.dropped(), op("linear", out=drawn.outputs)]
+    return {"model": [*model, *style.dropped(), op("linear", out=outputs)], "outputs": outputs, "loss": "classes"}
 
 
-def _seq2seq(dice: Dice, style: _Style, drawn: Drawn, times: int, tied: bool) -> None:
+def _seq2seq(dice: Dice, style: _Style, length: int, vocabulary: int, times: int, tied: bool) -> Drawn:
     """The target is at most as long as the source. Both sides share the embedding if the scores do."""
-    length, vocabulary = drawn.input[0], drawn.vocabulary
-    drawn.target = length if dice.chance(0.4) else max(8, dice.log((max(8, length // 8), max(8, length))))
+    target = length if dice.chance(0.4) else max(8, dice.log((max(8, length // 8), max(8, length))))
     encoder = [*_embedded(style, vocabulary, length), *style.blocks(max(1, times // 2))]
-    decoder = [*_embedded(style, vocabulary, drawn.target, tied), *style.blocks(max(1, times // 2), True, True)]
-    drawn.model = [op("seq2seq", encoder=encoder, decoder=[*decoder, _scores(vocabulary, tied)])]
+    decoder = [*_embedded(style, vocabulary, target, tied), *style.blocks(max(1, times // 2), True, True)]
+    decoder.append(_scores(vocabulary, tied))
+    return {"model": [op("seq2seq", encoder=encoder, decoder=decoder)], "target": target}
 
 
-def _vit(dice: Dice, ranges: Transformer, style: _Style, times: int, checkpointing: bool) -> Drawn:
+def _vit(dice: Dice, ranges: Transformer, style: _Style, times: int) -> Drawn:
     patch, outputs = dice.word(ranges.patches), dice.log(ranges.classes)
     side = max(2, dice.log(ranges.image) // patch)
     if style.eager and style.style != "torch":
@@ -171,10 +146,5 @@ def _vit(dice: Dice, ranges: Transformer, style: _Style, times: int, checkpointi
     side = min(side, int(ranges.sequence[1] ** 0.5))
     model: Ops = [op("conv", out=style.width, k=patch, s=patch, p=0), op("tokens"), op("positions", length=side * side)]
     model += [*style.dropped(), *style.blocks(times), op("mean") if dice.chance(0.5) else op("first")]
-    return Drawn(
-        shape="vit",
-        input=(3, side * patch, side * patch),
-        outputs=outputs,
-        model=[*model, op("linear", out=outputs)],
-        checkpointing=checkpointing,
-    )
+    model.append(op("linear", out=outputs))
+    return {"input": (3, side * patch, side * patch), "outputs": outputs, "model": model}

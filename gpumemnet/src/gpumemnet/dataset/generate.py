@@ -8,8 +8,8 @@ family and number, so that a longer list begins with the runs of a shorter one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -29,11 +29,9 @@ REACHED = 0.5  # in doublings: the error of a batch that is rounded to a power o
 
 
 Section = Mlp | Cnn | Transformer
-
-
-class _Candidate(NamedTuple):
-    distance: float
-    config: Config
+DRAW: Mapping[Family, Callable[[Dice, Any, str], Drawn]] = {
+    "mlp": draw_mlp, "cnn": draw_cnn, "transformer": draw_transformer,
+}  # fmt: skip
 
 
 class Aimed(NamedTuple):
@@ -41,6 +39,7 @@ class Aimed(NamedTuple):
 
     config: Config
     wanted_mib: float
+    distance: float  # from the wanted footprint and batch
 
     @property
     def is_reached(self) -> bool:
@@ -48,11 +47,7 @@ class Aimed(NamedTuple):
         return abs(math.log2(self.config.guess_mib / self.wanted_mib)) <= REACHED
 
 
-def generate(family: Family, count: int, seed: int, ranges: Ranges) -> Iterator[Config]:
-    return (aimed.config for aimed in aim(family, count, seed, ranges))
-
-
-def aim(family: Family, count: int, seed: int, ranges: Ranges) -> Iterator[Aimed]:
+def generate(family: Family, count: int, seed: int, ranges: Ranges) -> Iterator[Aimed]:
     for number in range(count):
         yield _one(family, seed, number, ranges)
 
@@ -63,31 +58,30 @@ def name(family: Family, seed: int, number: int) -> str:
 
 def _one(family: Family, seed: int, number: int, ranges: Ranges) -> Aimed:
     dice = Dice(f"{seed}/{family}/{number}")
-    of_family = _section(family, ranges)
-    wanted_mib = wanted_footprint(dice, of_family.footprint)
-    wanted_batch = dice.log(of_family.batch)
-    shape = dice.word({**of_family.shapes})
+    section: Section = getattr(ranges, family)
+    wanted_mib = wanted_footprint(dice, section.footprint)
+    wanted_batch = dice.log(section.batch)
+    shape = dice.word({**section.shapes})
     settings = {
         "id": name(family, seed, number),
         "family": family,
+        "shape": shape,
+        "batch": 1,
         "optimizer": dice.word(ranges.common.optimizers),
         "precision": dice.word(ranges.common.precisions),
     }
-    best: _Candidate | None = None
+    best: Aimed | None = None
     for tried in range(ranges.common.tries * PATIENCE):
         if best is not None and (tried >= ranges.common.tries or best.distance < NEAR):
             break
-        found = _fitted(dice, ranges, _config(_drawn(dice, of_family, shape), settings), wanted_mib, wanted_batch)
+        # Converted with the type's own checks, so that every written config can be read.
+        config = msgspec.convert(settings | DRAW[family](dice, section, shape), Config)
+        found = _fitted(dice, ranges, config, wanted_mib, wanted_batch)
         if found is not None and (best is None or found.distance < best.distance):
             best = found
     if best is None:
         raise Usage(f"no {family} model of these ranges can be trained", "Allow smaller models, images or batches.")
-    return Aimed(best.config, wanted_mib)
-
-
-def _section(family: Family, ranges: Ranges) -> Section:
-    section: Section = getattr(ranges, family)
-    return section
+    return best
 
 
 def wanted_footprint(dice: Dice, footprint: Footprint) -> float:
@@ -102,25 +96,10 @@ def wanted_footprint(dice: Dice, footprint: Footprint) -> float:
     return dice.uniform(footprint.span_mib)
 
 
-def _drawn(dice: Dice, section: Section, shape: str) -> Drawn:
-    match section:
-        case Mlp():
-            return draw_mlp(dice, section, shape)
-        case Cnn():
-            return draw_cnn(dice, section, shape)
-    return draw_transformer(dice, section, shape)
-
-
-def _config(drawn: Drawn, settings: dict[str, str]) -> Config:
-    """Converted with the type's own checks, so that every written config can be read."""
-    tree = {**msgspec.structs.asdict(drawn), **settings, "batch": 1}
-    return msgspec.convert(tree, Config)
-
-
-def _fitted(dice: Dice, ranges: Ranges, config: Config, wanted_mib: float, wanted_batch: int) -> _Candidate | None:
+def _fitted(dice: Dice, ranges: Ranges, config: Config, wanted_mib: float, wanted_batch: int) -> Aimed | None:
     """With the batch that reaches the footprint, within the limits; None if it cannot be trained."""
-    of_family = _section(config.family, ranges)
-    low, high = of_family.batch
+    section: Section = getattr(ranges, config.family)
+    low, high = section.batch
     try:
         estimate = RoughEstimate(config, ranges.common)
     except Unfit:
@@ -135,8 +114,8 @@ def _fitted(dice: Dice, ranges: Ranges, config: Config, wanted_mib: float, wante
         mib = estimate.mib(written)
         distance = 4 * abs(math.log2(mib / wanted_mib)) + abs(math.log2(written / wanted_batch)) / 2
         distance += estimate.step_s(written) / 2  # prefers the faster of two equal ones
-        if mib <= of_family.footprint.high_mib[1]:
-            found.append(_Candidate(distance, msgspec.structs.replace(config, batch=written, guess_mib=mib)))
+        if mib <= section.footprint.high_mib[1]:
+            found.append(Aimed(msgspec.structs.replace(config, batch=written, guess_mib=mib), wanted_mib, distance))
     return min(found, key=lambda one: one.distance, default=None)
 
 

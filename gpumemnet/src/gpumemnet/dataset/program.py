@@ -1,4 +1,4 @@
-"""Ops of the generator, models before they are complete, and the seeded random generator."""
+"""Ops of the generator, and the seeded random generator."""
 
 from __future__ import annotations
 
@@ -7,49 +7,28 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-import msgspec
-
 from gpumemnet.dataset.ranges import INPLACE
 
 Ops = list[dict[str, Any]]
-
-
-class Drawn(msgspec.Struct, kw_only=True):
-    """A model before its batch, optimizer and precision are known."""
-
-    shape: str
-    input: tuple[int, ...]
-    outputs: int
-    model: Ops
-    vocabulary: int = 0
-    target: int = 0
-    loss: str = "classes"
-    checkpointing: bool = False
-    channels_last: bool = False
+Drawn = dict[str, Any]  # fields of a config that describe its model
 
 
 def op(name: str, **fields: Any) -> dict[str, Any]:
-    return {"op": name, **fields}
+    """An op without the fields that are None, the flags that are off, and the bias that every layer has by default."""
+    return {"op": name} | {f: value for f, value in fields.items() if value is not None and value is not (f == "bias")}
 
 
 def branches(how: str, *bodies: Ops) -> dict[str, Any]:
-    return {"op": how, "bodies": list(bodies)}
+    return op(how, bodies=list(bodies))
 
 
 def act(f: str, inplace: bool = False, functional: bool = False) -> dict[str, Any]:
     """In place only if the layer before it does not need its output: after a convolution, a norm, a linear layer."""
-    made = op("act", f=f)
-    if inplace and f in INPLACE:
-        made["inplace"] = True
-    if functional and f != "prelu":
-        made["functional"] = True
-    return made
+    return op("act", f=f, inplace=inplace and f in INPLACE, functional=functional and f != "prelu")
 
 
 def dropout(p: float, functional: bool = False) -> Ops:
-    if not p:
-        return []
-    return [op("dropout", p=p, functional=True) if functional else op("dropout", p=p)]
+    return [op("dropout", p=p, functional=functional)] if p else []
 
 
 def probability(dice: Dice, share: float, span: tuple[float, float]) -> float:

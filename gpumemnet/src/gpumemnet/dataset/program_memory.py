@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from gpumemnet.dataset.config import Config, Op
 from gpumemnet.dataset.ranges import Common
@@ -18,6 +19,7 @@ from gpumemnet.summaries.training_options import OPTIMIZERS
 BY_OUTPUT = ("relu", "tanh", "sigmoid")
 INPLACE_BY_OUTPUT = (*BY_OUTPUT, "elu", "selu", "celu", "leaky_relu")
 SEVERAL = {"logsigmoid": 1, "softsign": 2, "tanhshrink": 1}  # number of tensors that their parts keep
+TOTALS = ("weights", "saved", "products", "convolutions", "grouped", "traffic")  # add up over the ops
 MIB = 1 << 20
 
 
@@ -25,17 +27,21 @@ class Unfit(ValueError):
     """The model cannot be built, or cannot be trained."""
 
 
+@dataclass
 class Flow:
     """A tensor of one sample. `held`: it is already kept for the backward pass."""
 
-    def __init__(self, shape: tuple[int, ...], size: int, held: bool = False) -> None:
-        if min(shape) < 1:
-            raise Unfit(f"nothing is left of the image: {shape}")
-        self.shape, self.size, self.held = shape, size, held
-        self.elements = math.prod(shape)
+    shape: tuple[int, ...]
+    size: int
+    held: bool = False
 
-    def state(self) -> tuple[tuple[int, ...], int, bool]:
-        return self.shape, self.size, self.held
+    def __post_init__(self) -> None:
+        if min(self.shape) < 1:
+            raise Unfit(f"nothing is left of the image: {self.shape}")
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
 
 
 class ProgramSums:
@@ -49,38 +55,33 @@ class ProgramSums:
         self.saved = self.products = self.convolutions = self.grouped = self.traffic = 0.0
         self.largest = 0  # elements of the largest tensor
         self.inner = 0.0  # bytes of the largest block while it is recomputed
-        self.layers = 0
         self.needs_two_samples = False  # for a batch norm over one value of each sample
         self.embedding = 0
         self.memory: Flow | None = None
-        size = 2 if config.precision == "bf16" else 4
-        start = Flow(config.input, 8 if config.vocabulary else size)
-        self.saved += start.elements * start.size
-        start.held = True
-        self.end = self.run(config.model, start)
-        self._loss(self.end)
+        self.size = 2 if config.precision == "bf16" else 4  # of a weight
+        start = Flow(config.input, 8 if config.vocabulary else self.size)
+        self.keep(start)
+        self.end = end = self.run(config.model, start)
+        # The loss: scores in full precision, their logarithms, and the gradient of both.
+        self.saved += end.elements * ((4 if self.amp else 0) + end.size * 2 + max(end.size, 4 if self.amp else 0))
 
     def run(self, program: Sequence[Op], x: Flow) -> Flow:
         for op in program:
-            x = self._times(op, x, int(op.get("times", 1)))  # type: ignore[call-overload]
+            x = self._times(op, x, op.get("times", 1))
         return x
 
     def _times(self, op: Op, x: Flow, times: int) -> Flow:
         """Repeats an op. When two rounds begin with equal tensors, the rest cost as much as the second."""
         act = STEPS[str(op["op"])]
         while times:
-            before, state = self._totals(), x.state()
+            before, begin = {name: getattr(self, name) for name in TOTALS}, replace(x)
             x = act(self, op, x)
             times -= 1
-            if times and x.state() == state:
+            if times and x == begin:
                 for name, old in before.items():
                     setattr(self, name, getattr(self, name) + times * (getattr(self, name) - old))
                 break
         return x
-
-    def _totals(self) -> dict[str, float]:
-        names = ("weights", "saved", "products", "convolutions", "grouped", "traffic", "layers")
-        return {name: getattr(self, name) for name in names}
 
     def keep(self, x: Flow) -> None:
         if not x.held:
@@ -103,38 +104,31 @@ class ProgramSums:
     def product(self, x: Flow, out: int, bias: bool) -> Flow:
         width = x.shape[-1]
         self.feed(x)
-        self.layers += 1
         self.weights += width * out + (out if bias else 0)
         self.products += 2.0 * x.elements * out
         return self.made((*x.shape[:-1], out), self.low)
-
-    def _loss(self, x: Flow) -> None:
-        """The loss: scores in full precision, their logarithms, and the gradient of both."""
-        self.saved += x.elements * ((4 if self.amp else 0) + x.size * 2 + max(x.size, 4 if self.amp else 0))
 
 
 Step = Callable[[ProgramSums, Op, Flow], Flow]
 
 
 def _linear(sums: ProgramSums, op: Op, x: Flow) -> Flow:
-    weights = sums.weights
-    y = sums.product(x, _whole(op["out"]), bool(op.get("bias", True)))
+    y = sums.product(x, op["out"], op.get("bias", True))
     if op.get("tied"):
-        if x.shape[-1] * _whole(op["out"]) != sums.embedding:
+        if x.shape[-1] * op["out"] != sums.embedding:
             raise Unfit("a tied layer of another size than the embedding")
-        sums.weights = weights + (_whole(op["out"]) if op.get("bias", True) else 0)
+        sums.weights -= sums.embedding
     return y
 
 
 def _conv(sums: ProgramSums, op: Op, x: Flow) -> Flow:
     width, sides = x.shape[0], x.shape[1:]
-    k, s, d = _whole(op.get("k", 3)), _whole(op.get("s", 1)), _whole(op.get("d", 1))
-    p = _whole(op["p"]) if "p" in op else d * (k - 1) // 2
-    out, groups = _whole(op.get("out") or width), _whole(op.get("groups", 1)) or width
+    k, s, d = op.get("k", 3), op.get("s", 1), op.get("d", 1)
+    p = op["p"] if "p" in op else d * (k - 1) // 2
+    out, groups = op.get("out") or width, op.get("groups", 1) or width
     if width % groups or out % groups:
         raise Unfit(f"{groups} groups of {width} and {out} channels")
     sums.feed(x)
-    sums.layers += 1
     each = width // groups * k ** len(sides)
     sums.weights += each * out + (out if op.get("bias", True) else 0)
     y = sums.made((out, *((side + 2 * p - d * (k - 1) - 1) // s + 1 for side in sides)), sums.low)
@@ -146,9 +140,8 @@ def _conv(sums: ProgramSums, op: Op, x: Flow) -> Flow:
 
 
 def _deconv(sums: ProgramSums, op: Op, x: Flow) -> Flow:
-    k, s, out = _whole(op.get("k", 3)), _whole(op.get("s", 1)), _whole(op["out"])
+    k, s, out = op.get("k", 3), op.get("s", 1), op["out"]
     sums.feed(x)
-    sums.layers += 1
     sums.weights += x.shape[0] * out * k ** len(x.shape[1:]) + out
     sums.convolutions += 2.0 * x.elements * out * k ** len(x.shape[1:])
     return sums.made((out, *((side - 1) * s + k for side in x.shape[1:])), sums.low)
@@ -176,13 +169,9 @@ def _act(sums: ProgramSums, op: Op, x: Flow) -> Flow:
         else:
             sums.saved += x.elements * x.size  # autograd keeps a copy of what is overwritten
         return x
-    by_output = op["f"] in BY_OUTPUT
-    sums.saved += x.elements * x.size * SEVERAL.get(str(op["f"]), 0)
-    if not by_output:
-        sums.keep(x)
+    sums.saved += x.elements * x.size * SEVERAL.get(op["f"], 0)
     y = sums.made(x.shape, x.size)
-    if by_output:
-        sums.keep(y)
+    sums.keep(y if op["f"] in BY_OUTPUT else x)
     return y
 
 
@@ -194,11 +183,11 @@ def _dropout(sums: ProgramSums, op: Op, x: Flow) -> Flow:
 
 
 def _pool(sums: ProgramSums, op: Op, x: Flow) -> Flow:
-    k = _whole(op["k"])
+    k = op["k"]
     if not k:  # a mean, whose backward pass needs only the size
         return sums.made((x.shape[0], *(1 for _ in x.shape[1:])), x.size)
     sums.keep(x)
-    s, p = _whole(op.get("s", k)), _whole(op.get("p", 0))
+    s, p = op.get("s", k), op.get("p", 0)
     y = sums.made((x.shape[0], *((side + 2 * p - k) // s + 1 for side in x.shape[1:])), x.size)
     if op["f"] == "max":
         sums.saved += y.elements * 8
@@ -206,26 +195,26 @@ def _pool(sums: ProgramSums, op: Op, x: Flow) -> Flow:
 
 
 def _upsample(sums: ProgramSums, op: Op, x: Flow) -> Flow:
-    return sums.made((x.shape[0], *(side * _whole(op["scale"]) for side in x.shape[1:])), x.size)
+    return sums.made((x.shape[0], *(side * op["scale"] for side in x.shape[1:])), x.size)
 
 
 def _embed(sums: ProgramSums, op: Op, x: Flow) -> Flow:
-    size = _whole(op["vocabulary"]) * _whole(op["out"])
+    size = op["vocabulary"] * op["out"]
     if not (op.get("tied") and sums.embedding):
         sums.weights += size
         sums.embedding = sums.embedding or size
-    return sums.made((*x.shape, _whole(op["out"])), 2 if sums.config.precision == "bf16" else 4)
+    return sums.made((*x.shape, op["out"]), sums.size)
 
 
 def _positions(sums: ProgramSums, op: Op, x: Flow) -> Flow:
-    sums.weights += _whole(op["length"]) * x.shape[-1]
+    sums.weights += op["length"] * x.shape[-1]
     return sums.made(x.shape, x.size)
 
 
 def _attention(sums: ProgramSums, op: Op, x: Flow) -> Flow:
     length, width = x.shape
-    heads = _whole(op["heads"])
-    narrow = width // heads * (_whole(op.get("kv", 0)) or heads)
+    heads = op["heads"]
+    narrow = width // heads * (op.get("kv", 0) or heads)
     source = sums.memory if op.get("cross") and sums.memory is not None else x
     style, bias = op.get("style", "split"), bool(op.get("bias", True))
     if style in ("fused", "conv1d") and not op.get("cross"):
@@ -245,8 +234,7 @@ def _attention(sums: ProgramSums, op: Op, x: Flow) -> Flow:
 
 
 def _branches(sums: ProgramSums, op: Op, x: Flow) -> Flow:
-    bodies: Sequence[Sequence[Op]] = op["bodies"]  # type: ignore[assignment]
-    parts = [sums.run(body, x) for body in bodies]
+    parts = [sums.run(body, x) for body in op["bodies"]]
     size = max(part.size for part in parts)
     if op["op"] == "cat":
         if len({part.shape[1:] for part in parts}) > 1:
@@ -261,12 +249,11 @@ def _branches(sums: ProgramSums, op: Op, x: Flow) -> Flow:
 
 
 def _block(sums: ProgramSums, op: Op, x: Flow) -> Flow:
-    body: Sequence[Op] = op["body"]  # type: ignore[assignment]
     if not sums.config.checkpointing:
-        return sums.run(body, x)
+        return sums.run(op["body"], x)
     sums.keep(x)
     before = sums.saved
-    y = sums.run(body, x)
+    y = sums.run(op["body"], x)
     sums.inner = max(sums.inner, sums.saved - before)
     sums.saved = before
     y.held = False
@@ -274,10 +261,8 @@ def _block(sums: ProgramSums, op: Op, x: Flow) -> Flow:
 
 
 def _seq2seq(sums: ProgramSums, op: Op, x: Flow) -> Flow:
-    encoder: Sequence[Op] = op["encoder"]  # type: ignore[assignment]
-    decoder: Sequence[Op] = op["decoder"]  # type: ignore[assignment]
-    sums.memory = sums.run(encoder, x)
-    return sums.run(decoder, Flow((sums.config.target,), 8, held=True))
+    sums.memory = sums.run(op["encoder"], x)
+    return sums.run(op["decoder"], Flow((sums.config.target,), 8, held=True))
 
 
 def _reshaped(shape: Callable[[Flow], tuple[int, ...]]) -> Step:
@@ -285,14 +270,9 @@ def _reshaped(shape: Callable[[Flow], tuple[int, ...]]) -> Step:
     return lambda _sums, _op, x: Flow(shape(x), x.size, x.held)
 
 
-def _whole(value: object) -> int:
-    assert isinstance(value, int)
-    return value
-
-
 STEPS: dict[str, Step] = {
     "linear": _linear, "conv": _conv, "deconv": _deconv, "norm": _norm, "act": _act, "dropout": _dropout,
-    "conv1d": lambda sums, op, x: sums.product(x, _whole(op["out"]), True),
+    "conv1d": lambda sums, op, x: sums.product(x, op["out"], True),
     "pool": _pool, "upsample": _upsample, "embed": _embed, "positions": _positions, "attention": _attention,
     "add": _branches, "cat": _branches, "mul": _branches, "block": _block, "seq2seq": _seq2seq,
     "flatten": _reshaped(lambda x: (x.elements,)),
@@ -311,10 +291,8 @@ class RoughEstimate:
     def __init__(self, config: Config, common: Common) -> None:
         self.sums = sums = ProgramSums(config)
         self.common = common
-        self.precision = config.precision
-        each = 2 if config.precision == "bf16" else 4
-        self.lasting = sums.weights * each * (1 + OPTIMIZERS[config.optimizer][1])
-        self.updating = sums.weights * each * 2  # gradients, and temporary tensors of the optimizer
+        self.lasting = sums.weights * sums.size * (1 + OPTIMIZERS[config.optimizer][1])
+        self.updating = sums.weights * sums.size * 2  # gradients, and temporary tensors of the optimizer
         self.casting = sums.weights * 2 if sums.amp else 0
         self.sample = sums.saved + sums.inner + 2 * sums.largest * sums.low
 
@@ -330,11 +308,8 @@ class RoughEstimate:
     def step_s(self, batch: int) -> float:
         """Forward and backward pass have three times the operations of the forward pass."""
         sums, rates = self.sums, self.common.rates
-        low = self.precision in ("bf16-amp", "fp16-amp", "bf16")
-        convolution = rates["convolution"] * (2 if low else 1)
-        compute = (
-            sums.products / rates[self.precision] + sums.convolutions / convolution + sums.grouped / rates["grouped"]
-        )
+        convolutions = sums.convolutions / (rates["convolution"] * (2 if sums.low == 2 else 1))
+        compute = sums.products / rates[sums.config.precision] + convolutions + sums.grouped / rates["grouped"]
         return batch * (3 * compute / 1e12 + 6 * sums.traffic / 3e12) + sums.weights * 40 / 3e12
 
     def most(self) -> int:

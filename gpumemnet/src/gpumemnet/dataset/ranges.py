@@ -69,33 +69,36 @@ class Footprint(Section, frozen=True):
     high: Share
 
 
-class Mlp(Section, frozen=True):
+class FamilyRanges(Section, frozen=True):
+    """What is drawn for every family."""
+
     footprint: Footprint
+    batch: Span
+    widths: Span
+    dropout: Share
+    functional: Share
+    activations: dict[Activation, Weight]
+
+
+class Mlp(FamilyRanges, frozen=True):
     shapes: dict[MlpShape, Weight]
     layers: Span
     deep_layers: Span
     deep: Share
     inputs: Span
     outputs: Span
-    widths: Span
-    batch: Span
     norms: dict[Literal["none", "batch", "layer"], Weight]
-    dropout: Share
     dropouts: tuple[Share, Share]
     inplace: Share
-    functional: Share
     values: Share
     values_outputs: Span
     bias: Share
-    activations: dict[Activation, Weight]
 
 
-class Cnn(Section, frozen=True):
-    footprint: Footprint
+class Cnn(FamilyRanges, frozen=True):
     shapes: dict[CnnShape, Weight]
     convolutions: Span
     stages: Span
-    widths: Span
     width_cap: Positive
     image: Span
     images: tuple[Positive, ...]
@@ -108,7 +111,6 @@ class Cnn(Section, frozen=True):
     volume_side: Span
     channels: Counts
     classes: Span
-    batch: Span
     norms: dict[Literal["none", "batch", "group", "instance"], Weight]
     group_counts: Counts
     kernels: Counts
@@ -124,28 +126,22 @@ class Cnn(Section, frozen=True):
     expansions: Counts
     rows: Share
     excite: Share
-    dropout: Share
     dropouts: tuple[Share, Share]
     inplace: Share
-    functional: Share
     conv_bias: Share
     channels_last: Share
     checkpointing: Share
-    activations: dict[Activation, Weight]
 
 
-class Transformer(Section, frozen=True):
-    footprint: Footprint
+class Transformer(FamilyRanges, frozen=True):
     shapes: dict[TransformerShape, Weight]
     blocks: Span
-    widths: Span
     head_sizes: Counts
     ratios: dict[Above, Weight]
     sequence: Span
     sequences: tuple[Positive, ...]
     usual_sequence: Share
     eager_sequence: Positive
-    batch: Span
     vocabulary: Span
     vocabularies: tuple[Positive, ...]
     usual_vocabulary: Share
@@ -160,15 +156,12 @@ class Transformer(Section, frozen=True):
     gated: Share
     rms: Share
     bias: Share
-    dropout: Share
     dropouts: dict[Share, Weight]
-    functional: Share
     masked: Share
     head_transform: Share
     image: Span
     patches: Counts
     checkpointing: Share
-    activations: dict[Activation, Weight]
 
 
 class Ranges(Section, frozen=True):
@@ -202,11 +195,9 @@ def _parsed(path: Path) -> dict[str, object]:
 
 def _merged(under: dict[str, object], over: dict[str, object], depth: int = 0) -> dict[str, object]:
     """Merges sections key by key. A table of weights is replaced as a whole, so that words can be left out."""
-    merged = dict(under)
+    merged = {**under, **over}
     for key, value in over.items():
-        old = merged.get(key)
+        old = under.get(key)
         if isinstance(old, dict) and isinstance(value, dict) and (depth == 0 or key == "footprint"):
             merged[key] = _merged(old, value, depth + 1)
-        else:
-            merged[key] = value
     return merged

@@ -15,7 +15,7 @@ from carma.core.model.values import Record
 from carma.errors import Refused, Usage
 from gpumemnet import Family
 from gpumemnet.dataset.config import Config, encode, put_configs, read_configs, write_configs
-from gpumemnet.dataset.generate import aim, name
+from gpumemnet.dataset.generate import generate, name
 from gpumemnet.dataset.ranges import Ranges
 
 STDOUT = Path("-")
@@ -59,7 +59,7 @@ def _read(path: Path) -> dict[str, bytes]:
 
 def _checked(recipe: Recipe, old: Mapping[str, bytes], path: Path, missed: dict[str, int]) -> Iterator[Config]:
     for family in recipe.families:
-        for aimed in aim(family, recipe.count, recipe.seed, recipe.ranges):
+        for aimed in generate(family, recipe.count, recipe.seed, recipe.ranges):
             config = aimed.config
             if config.id in old and old[config.id] != encode(config):
                 raise Refused(f"{path} is there already: its {config.id} was drawn from other ranges", HINT)

@@ -19,59 +19,32 @@ from carma_measure.gpu_counters import GpuCounters  # type: ignore[import-not-fo
 from forks import failure  # type: ignore[import-not-found]
 
 
-class CpuMeter:
-    """Figures of the allocator in bytes; on a CPU there are none."""
+class Meter:
+    """The counters of torch's allocator, in bytes. They are empty until CUDA is started, and on a CPU it never is."""
 
-    def start(self) -> None:
+    def start(self, device: str) -> None:
         """Creates the context."""
-
-    def figures(self) -> dict[str, Any]:
-        return {**dict.fromkeys(("allocated_peak", "reserved_peak", "requested_peak")), "retries": 0}
-
-    def segments(self) -> int:
-        """How many segments the driver has allocated so far."""
-        return 0
-
-    def sync(self) -> None:
-        """Waits for the device."""
-
-    def empty_cache(self) -> None:
-        """Releases memory that the allocator holds and no tensor needs."""
-
-
-class CudaMeter(CpuMeter):
-    """The counters of torch's allocator."""
-
-    def start(self) -> None:
-        torch.cuda.init()
-        tiny = torch.zeros(1, device="cuda")
-        torch.cuda.synchronize()
-        del tiny
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        torch.cuda.reset_accumulated_memory_stats()
+        if device.startswith("cuda"):
+            torch.cuda.init()
+            tiny = torch.zeros(1, device="cuda")
+            torch.cuda.synchronize()
+            del tiny
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.reset_accumulated_memory_stats()
 
     def figures(self) -> dict[str, Any]:
         stats = torch.cuda.memory_stats()
-        return {
-            "allocated_peak": torch.cuda.max_memory_allocated(),
-            "reserved_peak": torch.cuda.max_memory_reserved(),
-            "requested_peak": stats.get("requested_bytes.all.peak"),
-            "retries": stats.get("num_alloc_retries", 0),
-        }
+        peaks = {f"{name}_peak": stats.get(f"{name}_bytes.all.peak") for name in ("allocated", "reserved", "requested")}
+        return {**peaks, "retries": stats.get("num_alloc_retries", 0)}
 
     def segments(self) -> int:
+        """How many segments the driver has allocated so far."""
         return int(torch.cuda.memory_stats().get("segment.all.allocated", 0))
 
     def sync(self) -> None:
-        torch.cuda.synchronize()
-
-    def empty_cache(self) -> None:
-        torch.cuda.empty_cache()
-
-
-def make_meter(device: str) -> CpuMeter:
-    return CudaMeter() if device.startswith("cuda") else CpuMeter()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
 
 
 def gpu_counters() -> Any:
@@ -104,7 +77,7 @@ class TrainingRun:
 
     def __init__(self, config: dict[str, Any], device: str, steps: int, numbers: Any) -> None:
         self.config, self.device, self.steps, self.numbers = config, device, steps, numbers
-        self.meter = CpuMeter()
+        self.meter = Meter()
         self.made: Any = None
         self.training: Any = None
 
@@ -114,8 +87,7 @@ class TrainingRun:
             torch.set_num_threads(1)
             torch.manual_seed(0)
             self.made = loop.Made(self.config, self.numbers)  # before GPU memory is reserved for this run
-            self.meter = make_meter(self.device)
-            self.meter.start()
+            self.meter.start(self.device)
         except Exception as error:
             return {"steps": 0, "finite": None, **failure(error)}
         return None
@@ -143,11 +115,11 @@ class TrainingRun:
     def rest(self) -> None:
         """Keeps what lasts from step to step. Others may use the memory that only a step needs."""
         self.meter.sync()
-        self.meter.empty_cache()
+        torch.cuda.empty_cache()
 
     def release(self) -> None:
         """Memory that a process frees is available sooner than memory that a dying process leaves behind."""
         self.training = self.made = None
         gc.collect()  # torch's first optimizer of a process stays in a circle of references
         with contextlib.suppress(Exception):  # after a failed kernel every call raises
-            self.meter.empty_cache()
+            torch.cuda.empty_cache()
