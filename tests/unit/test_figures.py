@@ -8,21 +8,23 @@ from msgspec.structs import replace
 from carma.core.model.settings import WarmUp, WindowRules
 from carma.demo.comparison import fast_settings
 from carma.demo.figure_table import Row, changes, plain_table, rows
-from carma.demo.figures import ReplayedAttempt, ReplayedTask, change_percent, mean, percentile, summarise, time_average
+from carma.demo.figures import ReplayedTask, change_percent, mean, percentile, summarise, time_average
 from carma.demo.live_view import line_of
 from carma.demo.replay import Progress, counter_between
-from carma.wire.api_types import GpuView
+from carma.wire.api_types import AttemptView, GpuView
+from tests.unit.cli.scripted_daemon import running, task_view
 
 
-def run(submitted: float, *attempts: ReplayedAttempt, alone_s: float = 10.0, succeeded: bool = True) -> ReplayedTask:
+def run(submitted: float, *attempts: AttemptView, alone_s: float = 10.0, succeeded: bool = True) -> ReplayedTask:
     ended = attempts[-1].ended_at if attempts else submitted
-    return ReplayedTask(
-        name="t", submitted_at=submitted, ended_at=ended, alone_s=alone_s, succeeded=succeeded, attempts=attempts
-    )
+    outcome = {"kind": "succeeded" if succeeded else "failed"}
+    view = task_view(1, submitted_at=submitted, ended_at=ended, outcome=outcome, attempts=attempts)
+    return ReplayedTask(view=view, alone_s=alone_s)
 
 
-def ran(started: float, ended: float, *, oom: bool = False) -> ReplayedAttempt:
-    return ReplayedAttempt(started_at=started, ended_at=ended, out_of_memory=oom)
+def ran(started: float, ended: float, *, oom: bool = False) -> AttemptView:
+    outcome = {"kind": "out_of_memory" if oom else "succeeded"}
+    return replace(running(1).attempts[0], started_at=started, ended_at=ended, outcome=outcome)
 
 
 def test_waiting_is_all_that_was_not_running() -> None:

@@ -6,39 +6,45 @@ import math
 from collections.abc import Sequence
 
 from carma.core.model.values import Record
-
-
-class ReplayedAttempt(Record, frozen=True, kw_only=True):
-    """One attempt that had a process."""
-
-    started_at: float
-    ended_at: float
-    out_of_memory: bool = False
+from carma.wire.api_types import Outcome, TaskView
 
 
 class ReplayedTask(Record, frozen=True, kw_only=True):
-    """One task of a replay, from the daemon's history; times in virtual seconds of the daemon's clock."""
+    """One finished task of a replay, from the daemon's history; times in virtual seconds of the daemon's clock."""
 
-    name: str
-    submitted_at: float
-    ended_at: float
+    view: TaskView
     alone_s: float
-    succeeded: bool
-    attempts: tuple[ReplayedAttempt, ...]
+
+    @property
+    def ended_at(self) -> float:
+        return self.view.submitted_at if self.view.ended_at is None else self.view.ended_at
+
+    @property
+    def succeeded(self) -> bool:
+        return _kind(self.view.outcome) == "succeeded"
+
+    @property
+    def running_s(self) -> list[float]:
+        """The durations of the attempts that had a process."""
+        return [
+            attempt.ended_at - attempt.started_at
+            for attempt in self.view.attempts
+            if attempt.started_at is not None and attempt.ended_at is not None
+        ]
 
     @property
     def wait_s(self) -> float:
         """Total time without a running attempt: in the queue, and between attempts."""
-        running_s = sum(attempt.ended_at - attempt.started_at for attempt in self.attempts)
-        return max(0.0, self.ended_at - self.submitted_at - running_s)
+        return max(0.0, self.ended_at - self.view.submitted_at - sum(self.running_s))
 
     @property
     def slowdown(self) -> float | None:
         """Duration of the successful attempt divided by the duration alone; None without success."""
-        if not self.succeeded or not self.attempts:
-            return None
-        last = self.attempts[-1]
-        return (last.ended_at - last.started_at) / self.alone_s
+        return self.running_s[-1] / self.alone_s if self.succeeded and self.running_s else None
+
+
+def _kind(outcome: Outcome | None) -> object:
+    return (outcome or {}).get("kind")
 
 
 class ReplayFigures(Record, frozen=True, kw_only=True):
@@ -68,13 +74,13 @@ def summarise(
     return ReplayFigures(
         tasks=len(runs),
         succeeded=sum(run.succeeded for run in runs),
-        makespan_s=max(run.ended_at for run in runs) - min(run.submitted_at for run in runs),
+        makespan_s=max(run.ended_at for run in runs) - min(run.view.submitted_at for run in runs),
         wait_mean_s=mean(waits),
         wait_p95_s=percentile(waits, 95),
-        completion_mean_s=mean([run.ended_at - run.submitted_at for run in runs]),
+        completion_mean_s=mean([run.ended_at - run.view.submitted_at for run in runs]),
         slowdown_mean=mean(slowdowns) if slowdowns else None,
         slowdown_p95=percentile(slowdowns, 95) if slowdowns else None,
-        ooms=sum(attempt.out_of_memory for run in runs for attempt in run.attempts),
+        ooms=sum(_kind(attempt.outcome) == "out_of_memory" for run in runs for attempt in run.view.attempts),
         sm_active_mean=sm_active_mean,
         energy_j=energy_j,
     )

@@ -13,11 +13,11 @@ import time
 import msgspec
 
 from carma.core.model.values import Record, TaskSpec
-from carma.demo.figures import ReplayedAttempt, ReplayedTask, ReplayFigures, mean, summarise, time_average
+from carma.demo.figures import ReplayedTask, ReplayFigures, mean, summarise, time_average
 from carma.errors import CarmaError
 from carma.testing.private_daemon import PrivateDaemon
 from carma.traces import Trace, TraceTask
-from carma.wire.api_types import GpuView, SubmitRequest, TaskView
+from carma.wire.api_types import GpuView, SubmitRequest
 
 POLL_S = 0.2  # real seconds
 
@@ -136,7 +136,7 @@ class Replay:
         missing = sorted(set(self._tasks) - set(views))
         if missing:
             raise CarmaError(f"the history lacks {len(missing)} of {len(self._tasks)} tasks: {missing[:5]}")
-        runs = tuple(task_run(views[key], task) for key, task in self._tasks.items())
+        runs = [ReplayedTask(view=views[key], alone_s=task.seconds) for key, task in self._tasks.items()]
         ended_at = max(run.ended_at for run in runs)
         self.progress = msgspec.structs.replace(self.progress, finished=True, elapsed_s=ended_at - self._start_at)
         return summarise(
@@ -144,26 +144,6 @@ class Replay:
             sm_active_mean=mean_activity(self._activity, self._start_at, ended_at),
             energy_j=counter_between(self._energy_j, ended_at),
         )
-
-
-def task_run(view: TaskView, task: TraceTask) -> ReplayedTask:
-    attempts = tuple(
-        ReplayedAttempt(
-            started_at=attempt.started_at,
-            ended_at=attempt.ended_at,
-            out_of_memory=(attempt.outcome or {}).get("kind") == "out_of_memory",
-        )
-        for attempt in view.attempts
-        if attempt.started_at is not None and attempt.ended_at is not None
-    )
-    return ReplayedTask(
-        name=view.name,
-        submitted_at=view.submitted_at,
-        ended_at=view.ended_at if view.ended_at is not None else view.submitted_at,
-        alone_s=task.seconds,
-        succeeded=(view.outcome or {}).get("kind") == "succeeded",
-        attempts=attempts,
-    )
 
 
 def mean_activity(points: dict[str, list[tuple[float, float]]], since: float, until: float) -> float | None:

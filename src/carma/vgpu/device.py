@@ -121,15 +121,10 @@ class Device:
 
     def _read(self) -> VirtualWorld:
         try:
-            file = os.open(self._state, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError as error:
-            raise _unusable(self.directory, error) from error
-        try:
-            world = _DECODER.decode(_whole(file))
+            with open(self._state, "rb", opener=_open_waiting_for_nothing) as file:
+                world = _DECODER.decode(file.read())
         except (msgspec.MsgspecError, OSError) as error:
             raise _unusable(self.directory, error) from error
-        finally:
-            os.close(file)
         if world.version != VERSION:
             raise StoreError(f"{self._state} is of version {world.version}; this program knows {VERSION}", "Remove it.")
         return world
@@ -139,15 +134,10 @@ class Device:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with suppress(FileNotFoundError):
             os.unlink(path)  # left by a writer that was killed; this process has the lock
-        file = os.open(path, flags, 0o600)
-        try:
+        with open(os.open(path, flags, 0o600), "wb") as file:
             if world.shared:
-                os.fchmod(file, 0o666)
-            data = memoryview(_ENCODER.encode(world))
-            while data:
-                data = data[os.write(file, data) :]
-        finally:
-            os.close(file)
+                os.fchmod(file.fileno(), 0o666)
+            file.write(_ENCODER.encode(world))
         os.rename(path, self._state)
 
 
@@ -230,11 +220,9 @@ def alive(process: VirtualProcess) -> bool:
     return True
 
 
-def _whole(file: int) -> bytes:
-    parts = []
-    while part := os.read(file, 1 << 18):
-        parts.append(part)
-    return b"".join(parts)
+def _open_waiting_for_nothing(path: str, _flags: int) -> int:
+    """Neither a link nor a pipe in place of the file is read."""
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _unusable(directory: str, error: Exception) -> StoreError:

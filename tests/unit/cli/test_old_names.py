@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import click
 import pytest
+from msgspec.structs import replace
 
 from carma.cli import carma
 from carma.cli.verb import Renamed
 from carma.demo import figure_table
-from carma.demo.figures import ReplayedAttempt, ReplayedTask, summarise
+from carma.demo.figures import ReplayedTask, summarise
+from tests.unit.cli.scripted_daemon import running, task_view
 
 # verb: the flag, what it was called, a value
 OLD = {
@@ -79,14 +81,9 @@ def test_names_that_differed_are_in_no_verb_any_more() -> None:
 
 
 def test_the_json_of_the_demo_has_new_and_old_names_of_figures() -> None:
-    run = ReplayedTask(
-        name="a",
-        submitted_at=0,
-        ended_at=9,
-        alone_s=3,
-        succeeded=True,
-        attempts=(ReplayedAttempt(started_at=5, ended_at=9),),
-    )
+    attempt = replace(running(1).attempts[0], started_at=5, ended_at=9)
+    view = task_view(1, submitted_at=0, ended_at=9, outcome={"kind": "succeeded"}, attempts=(attempt,))
+    run = ReplayedTask(view=view, alone_s=3)
     figures = summarise([run], sm_active_mean=0.5)
     told = figure_table.with_old_names({"wait_mean_s": figures.wait_mean_s, "sm_active_mean": figures.sm_active_mean})
     assert told == {"wait_mean_s": 5.0, "waiting_mean_s": 5.0, "sm_active_mean": 0.5, "sm_active": 0.5}
