@@ -26,6 +26,10 @@ class Verb(click.Command):
         formatter.write("".join(f"  {line}\n" for line in self.examples.splitlines()))
 
 
+class VerbGroup(Verb, click.Group):
+    """A group of verbs with examples."""
+
+
 class CommandVerb(Verb):
     """A verb that takes a command. The words after `--` stay as they are and never count as options of CARMA."""
 

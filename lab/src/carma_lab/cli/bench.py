@@ -10,50 +10,38 @@ import click
 
 from carma.cli import parsers as parse
 from carma.cli.option_types import Function, Parsed, names, number, whole
-from carma.cli.verb import Renamed, Verb
+from carma.cli.verb import Renamed, Verb, VerbGroup
 
 # Equal to bench/paper/variants.py and bench/gpu/trial*.py, which are imported only when used.
 PAPER_PARTS = ("tables", "curves", "limits", "seeds", "philly", "speed")
 PARTS = ("tasks", "oom", "restart", "exclusive")
 RUNGS = ("mps", "framework", "watchdog", "nothing", "watchdog-jump", "mps-jump")
+FIGURES = "File for the figures (JSON); - for standard output."
 LONGEST_S = 604_800.0  # a week
 
 
-class Benches(click.Group):
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        formatter.write_paragraph()
-        formatter.write("Examples:\n  carma bench daemon --quick\n  carma bench collocation\n")
-
-
-class Percentages(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+def _percentages(text: str) -> tuple[int, ...]:
     """`25,50,75`."""
-
-    name = "percent"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        words = [word.strip() for word in str(value).split(",") if word.strip()]
-        if not all(word.isascii() and word.isdigit() and 0 < int(word) < 100 for word in words):
-            self.fail(f"{str(value)!r} is not a list of whole numbers between 1 and 99, as in 25,50,75", param, ctx)
-        return tuple(dict.fromkeys(int(word) for word in words))
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isascii() and word.isdigit() and 0 < int(word) < 100 for word in words):
+        raise ValueError(f"{text!r} is not a list of whole numbers between 1 and 99, as in 25,50,75")
+    return tuple(dict.fromkeys(map(int, words)))
 
 
-class Words(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+def _words(text: str) -> tuple[str, ...]:
     """`trace,horus`: names that the study checks."""
-
-    name = "names"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        if isinstance(value, tuple):
-            return value
-        words = tuple(dict.fromkeys(word.strip() for word in str(value).split(",") if word.strip()))
-        if not words:
-            self.fail("no name was given", param, ctx)
-        return words
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if not words:
+        raise ValueError("no name was given")
+    return words
 
 
-def _figures(text: str, **more: Any) -> Callable[[Function], Function]:
+PERCENT, NAMES = Parsed("PERCENT", _percentages), Parsed("NAMES", _words)
+
+
+def _figures(
+    text: str = "File for the figures (JSON); - for standard output.", **more: Any
+) -> Callable[[Function], Function]:
     return click.option("--out", "json", cls=Renamed, was=("--json",), metavar="FILE", help=text, **more)
 
 
@@ -65,19 +53,17 @@ def _all_of_it(text: str) -> float:
 
 
 def _limit(function: Function) -> Function:
-    kind = Parsed("TIME", _all_of_it)
-    return click.option(
-        "--limit", "limit_s", type=kind, default="900s", help="Time limit of the whole benchmark: 120s, 5m (900s)."
-    )(function)
+    about = "Time limit of the whole benchmark: 120s, 5m (900s)."
+    return click.option("--limit", "limit_s", type=Parsed("TIME", _all_of_it), default="900s", help=about)(function)
 
 
-@click.group("bench", cls=Benches)
+@click.group("bench", cls=VerbGroup, examples="carma bench daemon --quick\ncarma bench collocation")
 def command() -> None:
     """Measure CARMA. `crash` and `gpu` fail if CARMA breaks a guarantee; all others only print figures."""
 
 
 @command.command("daemon", cls=Verb, examples="carma bench daemon --quick\ncarma bench daemon --out figures.json")
-@_figures("File for the figures (JSON); - for standard output.")
+@_figures()
 @click.option("--quick", is_flag=True, help="Fewer repetitions: under a minute.")
 def daemon(**flags: Any) -> int:
     """Daemon: submissions, latency, decisions, processor time."""
@@ -89,7 +75,7 @@ def daemon(**flags: Any) -> int:
 @command.command(
     "crash", cls=Verb, examples="carma bench crash\ncarma bench crash --kills 50 --seed 7 --out crash.json"
 )
-@click.option("--out", "json", metavar="FILE", help="File for the figures (JSON); - for standard output.")
+@click.option("--out", "json", metavar="FILE", help=FIGURES)
 @click.option("--kills", type=whole(1, 100_000), default=1000, help="Number of kills (1000).")
 @click.option("--restores", type=whole(0, 10_000), default=20, help="Times that a copy replaces the database (20).")
 @click.option("--seed", type=whole(0), default=1, help="Seed of the choice of kills and moments (1).")
@@ -105,7 +91,7 @@ def crash(**flags: Any) -> int:
 
 
 @command.command("soak", cls=Verb, examples="carma bench soak\ncarma bench soak --tasks 1500 --out soak.json")
-@click.option("--out", "json", metavar="FILE", help="File for the figures (JSON); - for standard output.")
+@click.option("--out", "json", metavar="FILE", help=FIGURES)
 @click.option("--tasks", type=whole(100, 1_000_000), default=10_000, help="Number of tasks (10000).")
 @click.option(
     "--retention", "retention_s", type=number(0, 86_400), default=240.0,
@@ -123,7 +109,7 @@ def soak(**flags: Any) -> int:
 
 
 @command.command("sampler", cls=Verb, examples="carma bench sampler --seconds 20\ncarma bench sampler --out cost.json")
-@_figures("File for the figures (JSON); - for standard output.")
+@_figures()
 @click.option("--seconds", type=number(1, 3600), default=60.0, help="Duration of the sampling, in seconds (60).")
 @click.option("--gpus", type=whole(1, 64), default=8, help="Number of GPUs; fewer cards are read several times (8).")
 def sampler(**flags: Any) -> int:
@@ -150,7 +136,10 @@ def sampler(**flags: Any) -> int:
 @click.option("--triples", type=whole(0), default=45, help="Number of groups of three tasks (45).")
 @click.option("--quadruples", type=whole(0), default=35, help="Number of groups of four tasks (35).")
 @click.option(
-    "--percent", type=Percentages(), default=(), help="MPS thread percentages of heavy tasks next to light ones."
+    "--percent",
+    type=Parsed("PERCENT", _percentages),
+    default=(),
+    help="MPS thread percentages of heavy tasks next to light ones.",
 )
 @click.option("--seed", type=whole(0), default=1, help="Seed of the random groups (1).")
 @click.option("--seconds", type=number(0.2, 600), default=1.6, help="Measured time of a group, in seconds (1.6).")
@@ -266,7 +255,7 @@ def memory_truth(first: int | None, **flags: Any) -> int:
 )
 @click.argument("truth", metavar="[TRUTH]", required=False)
 @click.option("--python", metavar="PATH", help="Interpreter with torch; a CPU build is enough (python3).")
-@click.option("--estimators", type=Words(), default=("all",), help="Only these estimators: trace,horus (all).")
+@click.option("--estimators", type=NAMES, default=("all",), help="Only these estimators: trace,horus (all).")
 @click.option("--first", type=whole(1), default=None, help="Maximum number of runs (all).")
 @click.option("--seed", type=whole(0), default=0, help="Seed of the order of the runs (0).")
 @click.option(
@@ -292,7 +281,7 @@ def estimators(first: int | None, **flags: Any) -> int:
 
 
 @command.command("gpumemnet", cls=Verb, examples="carma bench gpumemnet\ncarma bench gpumemnet --out speed.json")
-@click.option("--out", metavar="FILE", help="File for the figures (JSON); - for standard output.")
+@click.option("--out", metavar="FILE", help=FIGURES)
 @click.option("--runs", type=whole(1), default=400, help="Repetitions of each part, after twenty warm-up runs (400).")
 @click.option("--models", metavar="DIR", help="Models that carma train wrote (default: those of CARMA).")
 def gpumemnet(**flags: Any) -> int:

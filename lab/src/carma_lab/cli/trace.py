@@ -13,7 +13,7 @@ import click
 
 from carma.cli.option_types import Function, Parsed, number, whole
 from carma.cli.parsers import parse_grace
-from carma.cli.verb import Renamed, Verb
+from carma.cli.verb import Renamed, Verb, VerbGroup
 from gpumemnet.cli.output_file_option import STDOUT, check_pictures, file_flag, folder_flag, force_flag
 
 if TYPE_CHECKING:
@@ -45,13 +45,11 @@ def parse_day(text: str) -> datetime.datetime:
     raise ValueError(f"{text!r} is not a date; write 2017-10-09 or 2017-10-09T06:00")
 
 
-class Traces(click.Group):
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        formatter.write_paragraph()
-        formatter.write("Examples:\n  carma trace describe t1\n  carma trace generate --tasks 200 --out mine.csv\n")
-
-
-@click.group("trace", cls=Traces)
+@click.group(
+    "trace",
+    cls=VerbGroup,
+    examples="carma trace describe t1\ncarma trace generate --tasks 200 --out mine.csv",
+)
 def command() -> None:
     """Describe, cut, scale, import and generate traces.
 
@@ -92,22 +90,18 @@ def describe(trace: str, out: Path | None, force: bool, as_json: bool) -> None:
 
     The class of a task follows from its memory on all GPUs times its duration: light below 1 GiB-hour, heavy from 14.
     """
+    from carma.cli import output
     from carma.traces import find
     from carma_lab.traces import describe as described
 
     if out is not None:
-        from carma_lab.traces.plots import FILES
+        from carma_lab.reports.drawing import files_of, save
+        from carma_lab.traces.plots import NAMES, pictures
 
-        check_pictures(out, FILES, force)
+        check_pictures(out, files_of(NAMES, ["png"]), force)
     found = find(trace)
     figures = described.describe(found)
-    paths = []
-    if out is not None:
-        from carma_lab.traces.plots import draw
-
-        paths = draw(found, out)
-    from carma.cli import output
-
+    paths = save(pictures(found), out, ["png"]) if out is not None else []
     if as_json:
         output.print_json(figures)
     else:
@@ -121,7 +115,7 @@ def describe(trace: str, out: Path | None, force: bool, as_json: bool) -> None:
     "carma trace import philly philly.csv --start 2017-10-09 --days 7 --out week.csv\n"
     "carma trace import philly philly.csv --tasks 1000 --cluster 6214e9 --durations task --out tasks.csv",
 )
-@click.argument("kind", type=click.Choice(["philly"]), metavar="philly")
+@click.argument("kind", type=click.Choice(["philly"]), metavar="philly", expose_value=False)
 @click.argument("file", metavar="FILE")
 @click.option("--start", type=Parsed("DATE", parse_day), help="Start of the window (default: the first job).")
 @click.option("--days", type=number(0.001, 10_000), help="Length of the window, in days.")
@@ -147,8 +141,9 @@ def import_(file: str, out: str | None, force: bool, table: str | None, **given:
 
     if given["days"] is not None and given["tasks"] is not None:
         raise click.UsageError("--days and --tasks cannot be combined: both set the end of the window")
-    window = Window(**{name: given[name] for name in ("start", "days", "tasks", "cluster", "gpus_most")})
-    rules = MapRules(shares=Shares(*given["shares"]), durations=given["durations"], seed=given["seed"])
+    shares, durations, seed = Shares(*given.pop("shares")), given.pop("durations"), given.pop("seed")
+    window = Window(**given)
+    rules = MapRules(shares=shares, durations=durations, seed=seed)
     imported = import_philly(Path(file), window, rules, _table(table))
     _write(imported.trace, out, force)
     if imported.dropped:
@@ -201,7 +196,7 @@ def scale(trace: str, rate: float, length: float, tasks: int | None, out: str | 
     "carma trace generate --tasks 100000 --rate 3000 --burst --users 20 --out large.csv",
 )
 @click.option("--tasks", type=whole(1, MOST_TASKS), required=True, help="Number of tasks.")
-@click.option("--rate", type=number(1e-6, 1e9), default=30.0, help="Mean arrivals per hour (30).")
+@click.option("--rate", "rate_per_hour", type=number(1e-6, 1e9), default=30.0, help="Mean arrivals per hour (30).")
 @click.option("--burst", is_flag=True, help="Arrivals in bursts, as in the Philly trace (default: Poisson).")
 @click.option("--users", type=whole(1, 100_000), default=None, help="Number of users (default: no user names).")
 @_drawing
@@ -214,15 +209,8 @@ def generate(table: str | None, out: str | None, force: bool, **given: Any) -> N
     from carma_lab.traces.generate import Recipe, generate
     from carma_lab.traces.task_classes import Shares
 
-    recipe = Recipe(
-        tasks=given["tasks"],
-        rate_per_hour=given["rate"],
-        seed=given["seed"],
-        shares=Shares(*given["shares"]),
-        burst=given["burst"],
-        users=given["users"] or 0,
-    )
-    _write(generate(recipe, _table(table)), out, force)
+    shares, users = Shares(*given.pop("shares")), given.pop("users") or 0
+    _write(generate(Recipe(shares=shares, users=users, **given), _table(table)), out, force)
 
 
 def _table(file: str | None) -> Table:

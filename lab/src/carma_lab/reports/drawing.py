@@ -20,6 +20,7 @@ from gpumemnet.output_file import MARK, write_file
 
 BLUE, VERMILION, GREEN, PURPLE, SKY, ORANGE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"
 DPI = 150  # of PNG files
+KINDS = ("png", "svg")
 PALETTE = (BLUE, VERMILION, GREEN, PURPLE, SKY, ORANGE)
 INK, GRID, SHEET = "#1f2937", "#d4d8de", "#fefefe"
 # In a page these three follow its colour scheme.
@@ -75,22 +76,22 @@ def styled(name: str, **more: object) -> Iterator[None]:
         yield
 
 
-def save(pictures: Sequence[Picture], out: Path) -> list[Path]:
-    """Writes each picture as PNG and SVG into the directory."""
-    make_folder(out)
+def save(pictures: Sequence[Picture], out: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
+    """Writes each picture, as PNG and SVG, into the directory."""
     written = []
     for picture in pictures:
         with styled(picture.name):
+            make_folder(out)
             drawn = picture.make()
-            for path in (out / file for file in files_of([picture.name])):
+            for path in (out / file for file in files_of([picture.name], kinds)):
                 write_file(str(path), _bytes(drawn, path.suffix[1:]))
                 written.append(path)
     return written
 
 
-def files_of(names: Iterable[str]) -> list[str]:
+def files_of(names: Iterable[str], kinds: Sequence[str] = KINDS) -> list[str]:
     """The files of pictures with these names."""
-    return [f"{name}.{kind}" for name in names for kind in ("png", "svg")]
+    return [f"{name}.{kind}" for name in names for kind in kinds]
 
 
 def _bytes(drawn: Any, kind: str) -> bytes:
