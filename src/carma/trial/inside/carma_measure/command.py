@@ -163,7 +163,7 @@ def measure_constants(meter: AllocatorMeter, broad: bool, sheet: Sheet) -> None:
 
     Those run at the same time only if the driver reports memory by process; otherwise each reads the whole GPU.
     """
-    names = [name for name, _ in constants.STEPS]
+    names = list(constants.STEPS)
 
     def start(chosen: list[str]) -> Any:
         return fresh(lambda: constants.one_constant(meter, chosen), sheet, {"op": "constant"})

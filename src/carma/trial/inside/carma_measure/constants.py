@@ -57,49 +57,42 @@ def matmul_step(meter: AllocatorMeter, dtype: Any, backward: bool = False) -> No
         out.sum().backward()
 
 
-STEPS: list[tuple[str, Callable[[AllocatorMeter], Any]]] = [
-    ("tiny", lambda meter: ones(meter, 4)),
-    ("matmul_fp32", lambda meter: matmul_step(meter, torch.float32)),
-    ("matmul_bf16", lambda meter: matmul_step(meter, torch.bfloat16)),
-    ("backward", lambda meter: matmul_step(meter, torch.float32, True)),
-    ("conv_fp32", lambda meter: conv_step(meter, torch.float32)),
-    ("conv_bf16", lambda meter: conv_step(meter, torch.bfloat16)),
-    ("attention", attention_step),
-    ("sort", lambda meter: ones(meter, 1000, 1000).detach().sort()),
-    ("adam_foreach", lambda meter: adam_step(meter, "foreach")),
-    ("adam_fused", lambda meter: adam_step(meter, "fused")),
-    ("rnn", rnn_step),
-    ("fft", lambda meter: torch.fft.rfft(ones(meter, 64, 1000))),
-    ("linalg", lambda meter: torch.linalg.cholesky(torch.eye(64, device=meter.device))),
-    ("embedding", lambda meter: F.embedding(torch.zeros(8, dtype=torch.long, device=meter.device), ones(meter, 9, 8))),
-]
+STEPS: dict[str, Callable[[AllocatorMeter], Any]] = {
+    "tiny": lambda meter: ones(meter, 4),
+    "matmul_fp32": lambda meter: matmul_step(meter, torch.float32),
+    "matmul_bf16": lambda meter: matmul_step(meter, torch.bfloat16),
+    "backward": lambda meter: matmul_step(meter, torch.float32, True),
+    "conv_fp32": lambda meter: conv_step(meter, torch.float32),
+    "conv_bf16": lambda meter: conv_step(meter, torch.bfloat16),
+    "attention": attention_step,
+    "sort": lambda meter: ones(meter, 1000, 1000).detach().sort(),
+    "adam_foreach": lambda meter: adam_step(meter, "foreach"),
+    "adam_fused": lambda meter: adam_step(meter, "fused"),
+    "rnn": rnn_step,
+    "fft": lambda meter: torch.fft.rfft(ones(meter, 64, 1000)),
+    "linalg": lambda meter: torch.linalg.cholesky(torch.eye(64, device=meter.device)),
+    "embedding": lambda meter: F.embedding(torch.zeros(8, dtype=torch.long, device=meter.device), ones(meter, 9, 8)),
+}
 
 
-class OutsideMemory:
-    """Memory of this process that the allocator does not manage, in bytes."""
-
-    def __init__(self) -> None:
-        self.gpu = GpuCounters()
-        self.before = self.gpu.used_bytes()
-
-    def reading(self) -> Row:
-        """All figures now. ``outside_bytes`` is the memory of this process outside the allocator's segments."""
-        torch.cuda.synchronize()
-        free, total = torch.cuda.mem_get_info()
-        reserved, used = torch.cuda.memory_reserved(), self.gpu.used_bytes()
-        process, found = self.gpu.own_bytes()
-        grown = used - self.before if used is not None and self.before is not None else None
-        best = process if process is not None else grown if grown is not None else total - free
-        source = found or ("card" if grown is not None else "mem_get_info")
-        return {
-            "reserved_bytes": reserved,
-            "requested_bytes": torch.cuda.memory_stats().get("requested_bytes.all.current", 0),
-            "process_bytes": process,
-            "card_grown_bytes": grown,
-            "card_used_bytes": total - free,
-            "source": source,
-            "outside_bytes": best - reserved,
-        }
+def outside_memory(gpu: GpuCounters, before: int | None) -> Row:
+    """Memory of this process now, in bytes; ``outside_bytes`` is what the allocator does not manage. ``before``: used
+    memory of the GPU before this process had a context."""
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    reserved, used = torch.cuda.memory_reserved(), gpu.used_bytes()
+    process, found = gpu.own_bytes()
+    grown = used - before if used is not None and before is not None else None
+    best = process if process is not None else grown if grown is not None else total - free
+    return {
+        "reserved_bytes": reserved,
+        "requested_bytes": torch.cuda.memory_stats().get("requested_bytes.all.current", 0),
+        "process_bytes": process,
+        "card_grown_bytes": grown,
+        "card_used_bytes": total - free,
+        "source": found or ("card" if grown is not None else "mem_get_info"),
+        "outside_bytes": best - reserved,
+    }
 
 
 def versions(meter: AllocatorMeter) -> Row:
@@ -123,17 +116,17 @@ def versions(meter: AllocatorMeter) -> Row:
 
 def one_constant(meter: AllocatorMeter, names: list[str]) -> list[Row]:
     """A reading after the start of CUDA, then one after each named step, all in this process."""
-    outside = OutsideMemory() if meter.device == "cuda" else None
+    gpu = GpuCounters() if meter.device == "cuda" else None
+    before = gpu.used_bytes() if gpu else None
     torch.ones(1, device=meter.device)
-    rows: list[Row] = [{"steps": names, "after": "init", **(outside.reading() if outside else {})}]
-    steps = dict(STEPS)
+    rows: list[Row] = [{"steps": names, "after": "init", **(outside_memory(gpu, before) if gpu else {})}]
     for name in names:
         try:
-            steps[name](meter)
+            STEPS[name](meter)
         except (RuntimeError, TypeError, AttributeError) as error:
             rows.append({"steps": names, "after": name, "error": str(error)[:200]})
             continue
-        rows.append({"steps": names, "after": name, **(outside.reading() if outside else {})})
+        rows.append({"steps": names, "after": name, **(outside_memory(gpu, before) if gpu else {})})
     return rows
 
 

@@ -3,10 +3,8 @@
 60 % are layers of common networks (``conv_layers.json``) at random batch sizes and resolutions, 10 % are transposed,
 one-dimensional or volume convolutions of real networks, 30 % are random.
 
-``conv_layers.json`` holds one layer a line. ``families``: input channels, output channels, kernel, stride, padding,
-dilation, groups, input size; a pair is (height, width). ``transposed``: input channels, output channels, kernel,
-stride, padding, size. ``one_dimensional``: input channels, output channels, kernel, stride, dilation, groups, size.
-``volumes``: input channels, output channels, kernel, stride, size.
+``conv_layers.json`` holds one layer a line: input channels, output channels, input size, kernel, stride, padding,
+dilation, groups.
 """
 
 from __future__ import annotations
@@ -117,37 +115,25 @@ def conv(
     )
 
 
-def pair(value: Any) -> list[int]:
-    """(height, width) of a size given as one number or as two."""
-    return [value, value] if isinstance(value, int) else list(value)
-
-
 def family_conv(rng: random.Random) -> Params | None:
     """A layer of a real network at a scaled resolution."""
     name = rng.choice(sorted(FAMILIES))
-    cin, cout, kernel, stride, padding, dilation, groups, base = rng.choice(FAMILIES[name])
-    size = max(1, round(base * rng.choice(SCALES)))
-    return conv(
-        rng, (cin, cout), [size, size], pair(kernel), pair(stride), pair(padding), dilation, groups, source=name
-    )
+    return layer_conv(rng, FAMILIES[name], name)
 
 
 def other_rank(rng: random.Random) -> Params | None:
     """A transposed, a one-dimensional or a volume convolution of a real network."""
     kind = rng.choice(["transposed", "transposed", "1d", "3d"])
-    if kind == "transposed":
-        cin, cout, kernel, stride, padding, base = rng.choice(LAYERS["transposed"])
-        size = max(1, round(base * rng.choice(SCALES)))
-        return conv(
-            rng, (cin, cout), pair(size), pair(kernel), pair(stride), pair(padding), transposed=True, source=kind
-        )
-    if kind == "1d":
-        cin, cout, width, step, dilation, groups, base = rng.choice(LAYERS["one_dimensional"])
-        size = max(width, round(base * rng.choice(SCALES)))
-        return conv(rng, (cin, cout), [size], [width], [step], [dilation * (width // 2)], dilation, groups, source=kind)
-    cin, cout, box, steps, volume = rng.choice(LAYERS["volumes"])
-    margin = [0, 0, 0] if box == steps else [side // 2 for side in box]
-    return conv(rng, (cin, cout), list(volume), list(box), list(steps), margin, source=kind)
+    return layer_conv(rng, LAYERS[kind], kind)
+
+
+def layer_conv(rng: random.Random, layers: list[Any], source: str) -> Params | None:
+    """One of these layers; all but volumes are scaled."""
+    cin, cout, size, kernel, stride, padding, dilation, groups = rng.choice(layers)
+    if len(size) < 3:
+        scale, least = rng.choice(SCALES), kernel[0] if len(size) == 1 else 1
+        size = [max(least, round(side * scale)) for side in size]
+    return conv(rng, (cin, cout), size, kernel, stride, padding, dilation, groups, source == "transposed", source)
 
 
 def random_channels(rng: random.Random) -> int:

@@ -23,6 +23,25 @@ def when_imported(name, after, before=None):
     _wanted[name] = before, after
 
 
+def replaces(holder, *names):
+    """A decorator: the function takes the place of these functions of the holder, and gets the replaced one first."""
+
+    def replace(function):
+        for name in names:
+            setattr(holder, name, _with_first(function, getattr(holder, name)))
+        return function
+
+    return replace
+
+
+def _with_first(function, plain):
+    @functools.wraps(plain)  # some libraries read the names of the parameters
+    def replacement(*args, **words):
+        return function(plain, *args, **words)
+
+    return replacement
+
+
 class _Loader(importlib.abc.Loader):
     def __init__(self, loader):
         self._loader = loader

@@ -20,6 +20,7 @@ from . import (
     gpu_processes,
     kernels,
     parallel,
+    replaces,
     report,
     rnn,
     shortcuts,
@@ -75,17 +76,15 @@ def _attach_kernels():
 
 def _follow_libraries():
     """Libraries that are loaded later bring kernels for CUDA of their own, which cannot run."""
-    load = torch.ops.load_library
 
-    def load_library(path):
+    @replaces(torch.ops, "load_library")
+    def load_library(load, path):
         load(path)
         for name in torch._C._dispatch_get_all_op_names():
             space, _, op = name.partition("::")
             if space not in ("aten", "carma") and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
                 build.library.carma_override(space.encode(), op.encode())
         values.register_library_kernels()
-
-    torch.ops.load_library = load_library
 
 
 def _cuda_ops():

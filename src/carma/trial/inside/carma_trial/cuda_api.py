@@ -10,7 +10,7 @@ import types
 
 import torch
 
-from . import build, gpu_processes, report
+from . import build, gpu_processes, replaces, report
 
 GIB = 1 << 30
 _gpu = json.loads(os.environ.get("CARMA_TRACE_GPU") or "{}")  # of trial_environment.gpu_description
@@ -266,9 +266,9 @@ def _patch_graphs(cuda):
 
 def _patch_default_type():
     """The old way to say that everything be made on the GPU."""
-    plain = torch.set_default_tensor_type
 
-    def set_default_tensor_type(kind):
+    @replaces(torch, "set_default_tensor_type")
+    def set_default_tensor_type(plain, kind):
         name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
         if not name.startswith("torch.cuda."):
             torch.set_default_device("cpu")
@@ -276,5 +276,3 @@ def _patch_default_type():
             return
         plain(name.replace("torch.cuda.", "torch."))
         torch.set_default_device("cuda")
-
-    torch.set_default_tensor_type = set_default_tensor_type

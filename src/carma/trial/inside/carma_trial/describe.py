@@ -1,6 +1,5 @@
 """Describes the model: its layers in the order of its first training pass, as layer-based estimators need them."""
 
-import functools
 import itertools
 import sys
 import weakref
@@ -8,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from . import passes, report
+from . import passes, replaces, report
 
 _layers = []
 _handles = []
@@ -49,15 +48,10 @@ def stop():
 
 
 def _watch_recomputation():
-    module = torch.utils.checkpoint
-    plain = module.checkpoint
-
-    @functools.wraps(plain)
-    def checkpoint(*args, **words):
+    @replaces(torch.utils.checkpoint, "checkpoint")
+    def checkpoint(plain, *args, **words):
         report.flags.add("checkpoint")
         return plain(*args, **words)
-
-    module.checkpoint = checkpoint
 
 
 def optimizer(all_of_them):

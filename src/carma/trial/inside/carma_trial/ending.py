@@ -6,7 +6,7 @@ import os
 import re
 import sys
 
-from . import evaluation, gpu_processes, report
+from . import evaluation, gpu_processes, replaces, report
 
 _NETWORK = re.compile(
     r"name resolution|Name or service not known|Network is unreachable|Max retries exceeded|couldn't connect to"
@@ -19,14 +19,14 @@ _exit = {"code": 0, "words": ""}
 
 
 def install():
-    leave, before = sys.exit, sys.excepthook
-
-    def exit(status=None, /):
+    @replaces(sys, "exit")
+    def exit(leave, status=None, /):
         _exit["code"] = status if isinstance(status, int) else 0 if status is None else 1
         _exit["words"] = f": {status}"[:300] if isinstance(status, str) else ""
         leave(status)
 
-    def died(kind, error, trace):
+    @replaces(sys, "excepthook")
+    def died(before, kind, error, trace):
         starts_others = report.only_starts_others() and not report.used_gpu()
         if not issubclass(kind, KeyboardInterrupt) and not starts_others:
             if evaluation.reached():  # `_ended` finishes the report
@@ -36,7 +36,6 @@ def install():
                 _exit["code"] = 1
         before(kind, error, trace)
 
-    sys.exit, sys.excepthook = exit, died
     atexit.register(_ended)
 
 

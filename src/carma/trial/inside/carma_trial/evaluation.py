@@ -4,14 +4,13 @@ The loaders of the training give no more batches, so the script leaves its loop 
 report of the steps is written.
 """
 
-import functools
 import sys
 import threading
 import weakref
 
 import torch
 
-from . import report
+from . import replaces, report
 
 BATCHES = 2  # of each further loader
 _PATIENCE_S = (4.0, 10.0)  # as long as the steps took, within these
@@ -37,16 +36,15 @@ def seen():
 def install():
     loader = torch.utils.data.DataLoader
     iterators = torch.utils.data.dataloader._BaseDataLoaderIter
-    make, begin, go_on = loader.__init__, loader.__iter__, iterators.__next__
-    begin_with = iterators.__init__
 
-    @functools.wraps(make)
-    def __init__(self, *args, **words):
+    @replaces(loader, "__init__")
+    def made(make, self, *args, **words):
         make(self, *args, **words)
         _made.add(self)
         self._carma_later = _now["reached"]
 
-    def __iter__(self):
+    @replaces(loader, "__iter__")
+    def begun(begin, self):
         if not _now["reached"]:
             _used.add(self)
             _seen.add(_key(self))
@@ -57,18 +55,17 @@ def install():
                 finish()
         return begin(self)
 
-    def iterator_init(self, loader, *args, **words):
-        begin_with(self, loader, *args, **words)
+    @replaces(iterators, "__init__")
+    def iterator_made(make, self, loader, *args, **words):
+        make(self, loader, *args, **words)
         self._carma_loader = loader  # it may have been made for this loop only
         self._carma_given = 0
 
-    def __next__(self):
+    @replaces(iterators, "__next__")
+    def go_on(following, self):
         if _now["reached"]:
             _allow(self)
-        return go_on(self)
-
-    loader.__init__, loader.__iter__ = __init__, __iter__
-    iterators.__init__, iterators.__next__ = iterator_init, __next__
+        return following(self)
 
 
 def _key(loader):

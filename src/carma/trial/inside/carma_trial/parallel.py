@@ -3,13 +3,12 @@
 Replicas allocate their buckets as always.
 """
 
-import functools
 import multiprocessing
 import os
 
 import torch
 
-from . import gpu_processes, kernels, report
+from . import gpu_processes, kernels, replaces, report
 
 
 def leave_unless_first():
@@ -33,9 +32,9 @@ def install():
     if not distributed.is_available():
         return
     leave_unless_first()
-    begin = distributed.init_process_group
 
-    def init_process_group(backend=None, *_args, rank=-1, world_size=-1, **_words):
+    @replaces(distributed, "init_process_group")
+    def init_process_group(begin, backend=None, *_args, rank=-1, world_size=-1, **_words):
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         rank = rank if rank >= 0 else int(os.environ.get("RANK") or 0)
@@ -48,8 +47,7 @@ def install():
         report.flags.add("distributed")
         begin(backend="fake", rank=rank, world_size=size, store=FakeStore())
 
-    distributed.init_process_group = init_process_group
-    distributed.distributed_c10d.init_process_group = init_process_group
+    distributed.distributed_c10d.init_process_group = distributed.init_process_group
     _answers(distributed)
     _patch_replicas()
 
@@ -105,10 +103,10 @@ def _patch_replicas():
         if hasattr(holder, "_verify_param_shape_across_processes"):
             holder._verify_param_shape_across_processes = lambda *_args, **_words: None
     replica = module.DistributedDataParallel
-    make, register = replica.__init__, replica.register_comm_hook
+    register = replica.register_comm_hook
 
-    @functools.wraps(make)
-    def __init__(self, *args, **words):
+    @replaces(replica, "__init__")
+    def made(make, self, *args, **words):
         report.flags.add("ddp")
         make(self, *args, **words)
         if self.find_unused_parameters:
@@ -131,7 +129,7 @@ def _patch_replicas():
     def register_comm_hook(self, state, hook):
         self._carma_hook = (state, hook)
 
-    replica.__init__, replica.register_comm_hook = __init__, register_comm_hook
+    replica.register_comm_hook = register_comm_hook
     replica._register_builtin_comm_hook = lambda *_args: None
     replica._get_ddp_logging_data = lambda _self: {}
 
@@ -152,11 +150,8 @@ def _one_card():
     """nn.DataParallel with one card only moves its inputs there; with several it copies the model in each step."""
     from torch.nn.parallel import comm
 
-    several = torch.nn.DataParallel
-    make = several.__init__
-
-    @functools.wraps(make)
-    def __init__(self, module, device_ids=None, *args, **words):
+    @replaces(torch.nn.DataParallel, "__init__")
+    def made(make, self, module, device_ids=None, *args, **words):
         count = torch.cuda.device_count() if device_ids is None else len(device_ids)
         if count > 1:
             report.refuse(
@@ -167,7 +162,6 @@ def _one_card():
     def scatter(tensor, devices=None, chunk_sizes=None, dim=0, streams=None, *, out=None):
         return (tensor.to(torch.device("cuda", torch.cuda._utils._get_device_index(devices[0], True))),)
 
-    several.__init__ = __init__
     comm.scatter = scatter
 
 

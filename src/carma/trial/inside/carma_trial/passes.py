@@ -8,6 +8,8 @@ import weakref
 
 import torch
 
+from . import replaces
+
 _now = {"running": None, "backward": 0, "calls": 0, "most": 0, "stepped": False}
 _known = weakref.WeakSet()  # every module of every network so far
 _networks = [0]
@@ -17,8 +19,7 @@ def install():
     modules = torch.nn.modules.module
     modules.register_module_forward_pre_hook(_enter)
     modules.register_module_forward_hook(_leave, always_call=True)
-    for name in ("backward", "grad"):
-        setattr(torch.autograd, name, _ending(getattr(torch.autograd, name)))
+    replaces(torch.autograd, "backward", "grad")(_backward)
 
 
 def stepped():
@@ -30,18 +31,15 @@ def seen():
     return max(1, _now["most"], _networks[0])
 
 
-def _ending(plain):
-    def backward(*args, **words):
-        if not _now["stepped"]:
-            _now["most"] = max(_now["most"], _now["calls"])
-        _now["calls"] = 0
-        _now["backward"] += 1
-        try:
-            return plain(*args, **words)
-        finally:
-            _now["backward"] -= 1
-
-    return backward
+def _backward(plain, *args, **words):
+    if not _now["stepped"]:
+        _now["most"] = max(_now["most"], _now["calls"])
+    _now["calls"] = 0
+    _now["backward"] += 1
+    try:
+        return plain(*args, **words)
+    finally:
+        _now["backward"] -= 1
 
 
 def _enter(module, inputs):

@@ -10,7 +10,7 @@ import types
 
 import torch
 
-from . import cuda_api, report, rnn_sizes
+from . import cuda_api, replaces, report, rnn_sizes
 from .kernels import dtype_name, plain_like, register, room
 
 _MODES = {"rnn_relu": rnn_sizes.RELU, "rnn_tanh": rnn_sizes.TANH, "lstm": rnn_sizes.LSTM, "gru": rnn_sizes.GRU}
@@ -36,25 +36,21 @@ def install():
 
 
 def _watch_seeds():
-    for name in _SEEDING:
-        wrapped = _seeding(getattr(torch.cuda, name))
-        setattr(torch.cuda, name, wrapped)
-        setattr(torch.cuda.random, name, wrapped)
-
-
-def _seeding(function):
-    def seeded(*args, **words):
+    @replaces(torch.cuda, *_SEEDING)
+    def seeded(function, *args, **words):
         _fresh_seed.update(range(torch.cuda.device_count()))
         return function(*args, **words)
 
-    return seeded
+    for name in _SEEDING:
+        setattr(torch.cuda.random, name, getattr(torch.cuda, name))
 
 
 def _refuse_to_flatten_bfloat16():
     """torch.backends.cudnn.CUDNN_TENSOR_DTYPES leaves it out: such weights are copied together at every call."""
-    cudnn = torch.backends.cudnn
-    accepts, dtypes = cudnn.is_acceptable, (torch.half, torch.float, torch.double)
-    cudnn.is_acceptable = lambda tensor: tensor.dtype in dtypes and accepts(tensor)
+
+    @replaces(torch.backends.cudnn, "is_acceptable")
+    def is_acceptable(accepts, tensor):
+        return tensor.dtype in (torch.half, torch.float, torch.double) and accepts(tensor)
 
 
 # Cells (aten/src/ATen/native/cuda/RNN.cu).

@@ -1,11 +1,10 @@
 """What a trial run leaves out: worker processes for data, first values of large weights, compiling, extensions."""
 
-import functools
 import inspect
 
 import torch
 
-from . import report, when_imported
+from . import replaces, report, when_imported
 
 _LARGE = 1 << 16  # elements; small tensors are given their values, which cost nothing and may be looked at
 
@@ -24,32 +23,24 @@ def install():
 def _plain_loaders():
     """Batches are made in this process: a forked worker cannot be followed, and shapes are the same."""
     loader = torch.utils.data.DataLoader
-    make = loader.__init__
-    signature = inspect.signature(make)
+    signature = inspect.signature(loader.__init__)
     plain = {"num_workers": 0, "pin_memory": False, "timeout": 0, "multiprocessing_context": None,
              "prefetch_factor": None, "persistent_workers": False}  # fmt: skip
 
-    @functools.wraps(make)  # some libraries make a loader anew by looking at the names here
-    def __init__(self, *args, **words):
+    @replaces(loader, "__init__")
+    def made(make, self, *args, **words):
         bound = signature.bind(self, *args, **words)
         for name, value in plain.items():
             if name in bound.arguments:
                 bound.arguments[name] = value
         make(*bound.args, **bound.kwargs)
 
-    loader.__init__ = __init__
-
 
 def _no_large_initialisation():
-    init = torch.nn.init
-    for name in ("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_",
-                 "kaiming_normal_", "orthogonal_", "sparse_"):  # fmt: skip
-        function = getattr(init, name)
-
-        def skip(tensor, *args, _function=function, **words):
-            return tensor if tensor.numel() > _LARGE or tensor.is_cuda else _function(tensor, *args, **words)
-
-        setattr(init, name, skip)
+    @replaces(torch.nn.init, "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_",
+              "kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_")  # fmt: skip
+    def skip(function, tensor, *args, **words):
+        return tensor if tensor.numel() > _LARGE or tensor.is_cuda else function(tensor, *args, **words)
 
 
 def _no_compiling():
@@ -78,11 +69,7 @@ def _refuse_extensions(module):
 
 def _profile_cpu_only(module):
     """With CUDA the profiler fails, with a stack trace, at each operator: that takes seconds for each step."""
-    profile = module._KinetoProfile
-    make = profile.__init__
 
-    @functools.wraps(make)
-    def __init__(self, **words):
+    @replaces(module._KinetoProfile, "__init__")
+    def made(make, self, **words):
         make(self, **{**words, "activities": [module.ProfilerActivity.CPU]})
-
-    profile.__init__ = __init__

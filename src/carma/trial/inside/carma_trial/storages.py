@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from . import report
+from . import replaces, report
 
 _saved = {}  # path -> what was saved there
 _SMALL = 4096  # elements that are kept with their values
@@ -28,9 +28,8 @@ def _storages():
             words["device"] = device
         return make(cls, *args, **words)
 
-    resize = kind.resize_
-
-    def resize_(self, count):
+    @replaces(kind, "resize_")
+    def resize_(resize, self, count):
         if self.device.type != "cuda":
             return resize(self, count)
         if not hasattr(torch.ops.carma, "resize_storage"):
@@ -43,7 +42,6 @@ def _storages():
         return self
 
     kind.__new__ = staticmethod(__new__)
-    kind.resize_ = resize_
 
 
 class _SavedTensor:
@@ -65,9 +63,8 @@ class _SavedTensor:
 
 
 def _checkpoints():
-    read, write = torch.load, torch.save
-
-    def save(what, target, *args, **words):
+    @replaces(torch, "save")
+    def save(write, what, target, *args, **words):
         path = _path(target)
         if path is None:
             write(what, target, *args, **words)
@@ -75,14 +72,13 @@ def _checkpoints():
         with open(path, "wb"):
             _saved[path] = _map(what, _SavedTensor, torch.Tensor)
 
-    def load(source, map_location=None, *args, **words):
+    @replaces(torch, "load")
+    def load(read, source, map_location=None, *args, **words):
         path = _path(source)
         if path not in _saved or os.path.getsize(path):
             return read(source, map_location, *args, **words)
         place = map_location if isinstance(map_location, (str, int, torch.device)) else None
         return _map(_saved[path], lambda kept: kept.restored(place), _SavedTensor)
-
-    torch.save, torch.load = save, load
 
 
 def _path(target):

@@ -4,11 +4,12 @@ Small tensors whose values follow from known ones have them (`_known`). Of other
 depends on values is the largest possible. Sizes and order of allocations are those of PyTorch's TensorAdvancedIndexing.
 """
 
+import functools
 import sys
 
 import torch
 
-from . import evaluation, kernels, report
+from . import evaluation, kernels, replaces, report
 
 _FLIPS = 20
 _MOST = 1 << 18  # elements of a tensor whose values are known
@@ -16,19 +17,17 @@ _asked = {}  # how often a line of the script has asked for a truth
 
 
 def install():
-    for name, answer in (("isfinite", True), ("isnan", False), ("isinf", False), ("isposinf", False),
-                         ("isneginf", False)):  # fmt: skip
-        function = _healthy(getattr(torch, name), answer)
-        setattr(torch, name, function)
-        setattr(torch.Tensor, name, function)
-    whole = torch.Tensor.all
+    for answer, names in ((True, ("isfinite",)), (False, ("isnan", "isinf", "isposinf", "isneginf"))):
+        replaces(torch, *names)(functools.partial(_healthy, answer))
+        for name in names:
+            setattr(torch.Tensor, name, getattr(torch, name))
 
-    def all(self, *args, **words):
+    @replaces(torch.Tensor, "all")
+    def all(whole, self, *args, **words):
         found = whole(self, *args, **words)
         return _filled(found, True) if getattr(self, "_carma_true", False) else found
 
-    torch.Tensor.all = all
-    torch.all = lambda input, *args, **words: all(input, *args, **words)
+    torch.all = lambda input, *args, **words: torch.Tensor.all(input, *args, **words)
 
 
 def _known(tensor):
@@ -45,16 +44,13 @@ def _given(result, like):
 # In a healthy training all numbers are finite.
 
 
-def _healthy(function, answer):
-    def answered(input, *args, **words):
-        found = function(input, *args, **words)
-        if not isinstance(found, torch.Tensor) or not found.is_cuda or _known(input) is not None:
-            return found
-        if answer:
-            found._carma_true = True  # for large ones, which carry no values
-        return _filled(found, answer)
-
-    return answered
+def _healthy(answer, function, input, *args, **words):
+    found = function(input, *args, **words)
+    if not isinstance(found, torch.Tensor) or not found.is_cuda or _known(input) is not None:
+        return found
+    if answer:
+        found._carma_true = True  # for large ones, which carry no values
+    return _filled(found, answer)
 
 
 def _filled(found, answer):

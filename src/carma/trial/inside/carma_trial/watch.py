@@ -1,13 +1,12 @@
 """Observes the script: optimizer steps, forward and backward passes. Ends the run after enough steps."""
 
-import functools
 import os
 import threading
 import weakref
 
 import torch
 
-from . import describe, ending, evaluation, gpu_processes, report
+from . import describe, ending, evaluation, gpu_processes, replaces, report
 
 STEPS = int(os.environ.get("CARMA_TRACE_STEPS") or 3)
 MORE_STEPS = 15  # of the busiest optimizer, while another one that the script made has not stepped as often
@@ -33,10 +32,8 @@ def install():
 
 
 def _count_optimizers():
-    make = torch.optim.Optimizer.__init__
-
-    @functools.wraps(make)
-    def __init__(self, *args, **words):
+    @replaces(torch.optim.Optimizer, "__init__")
+    def made(make, self, *args, **words):
         make(self, *args, **words)
         with _lock:
             _optimizers.setdefault(self, 0)
@@ -44,8 +41,6 @@ def _count_optimizers():
             params = [p for group in self.param_groups for p in group["params"]]
             gpu_processes.want_cards(1 + max(p.device.index or 0 for p in params if p.is_cuda))
             report.use_gpu()
-
-    torch.optim.Optimizer.__init__ = __init__
 
 
 def _before_step(optimizer, *_rest):
@@ -124,13 +119,11 @@ def _add(storages, tensor):
 
 
 def _mark_passes():
-    backward = torch.autograd.backward
-
-    def marked(*args, **words):
+    @replaces(torch.autograd, "backward")
+    def marked(backward, *args, **words):
         report.mark("backward")
         return backward(*args, **words)
 
-    torch.autograd.backward = marked
     depth = threading.local()
 
     def before(_module, _inputs):
