@@ -141,8 +141,7 @@ def _ask(estimator: Estimator, request: EstimateRequest) -> Estimate | NoEstimat
 
 
 def _floor(more_than_mib: object) -> int | None:
-    known = isinstance(more_than_mib, int) and 0 < more_than_mib <= _MOST_MIB
-    return more_than_mib if known and isinstance(more_than_mib, int) else None
+    return more_than_mib if isinstance(more_than_mib, int) and 0 < more_than_mib <= _MOST_MIB else None
 
 
 def _checked(answer: object, seconds: float) -> Estimate:

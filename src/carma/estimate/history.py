@@ -186,9 +186,9 @@ def _from_line(fitted: Fit, name: str, value: float, remarks: Sequence[str], gpu
 
 def _demand(runs: Sequence[PastRun]) -> Demand | None:
     """The demand alone: of the run with the median SM activity, preferably of runs that had their GPU to themselves."""
-    known = [run for run in runs if run.alone is not None]
-    known = [run for run in known if not run.collocated] or known
-    demands = sorted((run.alone.demand for run in known if run.alone is not None), key=lambda one: one.sm_active)
+    known = [(run.collocated, run.alone.demand) for run in runs if run.alone is not None]
+    known = [each for each in known if not each[0]] or known
+    demands = sorted((demand for _, demand in known), key=lambda one: one.sm_active)
     return demands[len(demands) // 2] if demands else None
 
 

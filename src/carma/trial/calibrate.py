@@ -34,7 +34,7 @@ TEXTS = ("gpu", "driver", "torch", "cuda", "cudnn", "python", "date")
 class CudaInterpreter(NamedTuple):
     path: str
     torch: str
-    cuda: str  # "-": a build without CUDA, which cannot measure
+    cuda: str
 
 
 class Calibration(NamedTuple):
@@ -52,9 +52,9 @@ def find_python(given: str | None, environ: Mapping[str, str]) -> CudaInterprete
             tried.append(f"{name} is not there")
             continue
         found = _probe(path, environ)
-        if isinstance(found, CudaInterpreter) and found.cuda != "-":
+        if isinstance(found, CudaInterpreter):
             return found
-        tried.append(found if isinstance(found, str) else f"{path} has torch {found.torch}, built without CUDA")
+        tried.append(found)
     raise NotRunnable(
         f"no Python with torch for CUDA was found: {'; '.join(tried)}",
         "Activate the environment that tasks use, or name its interpreter: carma calibrate --python PATH.",
@@ -62,7 +62,7 @@ def find_python(given: str | None, environ: Mapping[str, str]) -> CudaInterprete
 
 
 def _probe(path: str, environ: Mapping[str, str]) -> CudaInterpreter | str:
-    """The interpreter with its torch, or why it has none."""
+    """The interpreter with its torch, or why it cannot measure."""
     try:
         done = subprocess.run(
             [path, "-c", PROBE], env=dict(environ), capture_output=True, text=True, timeout=AFTER_LIMIT_S, check=False
@@ -72,6 +72,8 @@ def _probe(path: str, environ: Mapping[str, str]) -> CudaInterpreter | str:
     match = re.search(r"^torch (\S+) (\S+)$", done.stdout, re.MULTILINE)
     if match is None:
         return f"{path} has no torch ({_last_line(done.stderr) or f'exit code {done.returncode}'})"
+    if match[2] == "-":
+        return f"{path} has torch {match[1]}, built without CUDA"
     return CudaInterpreter(path, match[1], match[2])
 
 

@@ -51,22 +51,14 @@ def card_for(name: str) -> Card | None:
     is returned. A name with the same first letters ("L40" and "L4") is another model.
     """
     words = _words(name)
-    best: tuple[int, Card] | None = None
-    for card in CARDS:
-        for spelled in card.names:
-            own = _words(spelled)
-            if words[: len(own)] == own and (best is None or len(own) > best[0]):
-                best = (len(own), card)
-    return None if best is None else best[1]
+    found = [(len(own), card) for card in CARDS for own in map(_words, card.names) if words[: len(own)] == own]
+    return max(found, key=lambda each: each[0])[1] if found else None
 
 
 def find_card(text: str) -> Card | None:
     """The model that a user typed: its name or one of its spellings, whole."""
     words = _words(text)
-    for card in CARDS:
-        if any(_words(spelled) == words for spelled in card.names):
-            return card
-    return None
+    return next((card for card in CARDS if words in map(_words, card.names)), None)
 
 
 def unknown_card(text: str) -> NotFound:

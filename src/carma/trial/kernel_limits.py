@@ -99,11 +99,10 @@ def find(
     if isinstance(scope, tuple) and works(scope):
         return KernelLimits(scope=scope)
     groups = find_groups()
-    if isinstance(groups, Cgroups) and groups.limits_pids and groups.limits_memory:
-        return KernelLimits(groups=groups)
     if isinstance(groups, str):
         return KernelLimits(problem=groups)
-    return KernelLimits(groups=groups, problem=groups.problem)
+    complete = groups.limits_pids and groups.limits_memory
+    return KernelLimits(groups=groups, problem="" if complete else groups.problem)
 
 
 def systemd_scope(environ: Mapping[str, str], systemd: str = cgroups.SYSTEMD) -> tuple[str, ...] | str:

@@ -95,7 +95,7 @@ class SandboxResult:
     seconds: float
 
 
-@dataclass
+@dataclass(eq=False)
 class Sandbox:
     """Runs commands from any thread. `close` ends all runs; none starts after it."""
 

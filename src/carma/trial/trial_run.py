@@ -8,7 +8,6 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -58,7 +57,7 @@ class TrialRuns:
         self._cache = TrialCache(cache_dir / "trials")
         self._lock = threading.Lock()
         self._under_way: dict[str, threading.Lock] = {}
-        self._sandboxes: dict[TaskId, list[Sandbox]] = {}
+        self._sandboxes: dict[Sandbox, TaskId] = {}
         self._closed = False
 
     def run(self, request: EstimateRequest) -> Trial | NoEstimate:
@@ -89,30 +88,29 @@ class TrialRuns:
     def cancel(self, task: TaskId) -> None:
         """End the calls for this task, also those that have not reached their sandbox yet."""
         with self._lock:
-            for sandbox in self._sandboxes.get(task, ()):
-                sandbox.close()
+            for sandbox, owner in self._sandboxes.items():
+                if owner == task:
+                    sandbox.close()
 
     def close(self) -> None:
         """End all calls; later ones are cancelled, too."""
         with self._lock:
             self._closed = True
-            for sandbox in chain.from_iterable(self._sandboxes.values()):
+            for sandbox in self._sandboxes:
                 sandbox.close()
 
     @contextlib.contextmanager
     def _sandbox_for(self, task: TaskId) -> Iterator[Sandbox]:
         sandbox = self._make_sandbox()
         with self._lock:
-            self._sandboxes.setdefault(task, []).append(sandbox)
+            self._sandboxes[sandbox] = task
             if self._closed:
                 sandbox.close()
         try:
             yield sandbox
         finally:
             with self._lock:
-                self._sandboxes[task] = [one for one in self._sandboxes[task] if one is not sandbox]
-                if not self._sandboxes[task]:
-                    del self._sandboxes[task]
+                del self._sandboxes[sandbox]
 
     def _key(self, mark: str, request: EstimateRequest) -> str:
         parts = (mark, gpu_description(request), str(self._steps), str(FORMAT), folder_digest(self._inside))

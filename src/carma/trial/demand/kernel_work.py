@@ -63,16 +63,11 @@ class _Step:
     """Kernels are added layer by layer."""
 
     def __init__(self, reading: LayerReading, tf32: bool) -> None:
-        described = reading.described
         self.rows: list[tuple[float, ...]] = []
         self.tensors, self.inputs_wanted = 0, False
-        self._reading, self._described, self._columns, self._unseen = (
-            reading,
-            described,
-            reading.columns,
-            reading.unseen,
-        )
-        self._amp, self._half = bool(described.autocast), described.dtype in HALF
+        self._reading, self._described = reading, reading.described
+        self._columns, self._unseen = reading.columns, reading.unseen
+        self._amp, self._half = bool(self._described.autocast), self._described.dtype in HALF
         self._number = HALVES if self._amp or self._half else TF32 if tf32 else FP32
         self._heads = max(1.0, reading.heads)
         self._sums = find_sums(reading.columns.kinds, reading.before)

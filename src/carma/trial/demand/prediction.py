@@ -71,9 +71,8 @@ class DemandConstants(Record, frozen=True, kw_only=True):
 
 def shown(steps: StepWork, constants: DemandConstants, card: Card) -> dict[str, NDArray[np.float64]]:
     """FIGURES and `step_s` of each step, on a card with rates."""
-    kernel, flops, size, _, _, number, count = steps.kernels.T
-    kind, form = kernel.astype(np.int64), number.astype(np.int64)
-    like = _CLASS[kind]
+    _, flops, size, _, _, _, count = steps.kernels.T
+    kind, form, like = _kinds(steps)
     works, starts, filled = _kernel_s(steps, constants, card)
 
     def total(each: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -105,9 +104,8 @@ def shown(steps: StepWork, constants: DemandConstants, card: Card) -> dict[str, 
 
 def _kernel_s(steps: StepWork, constants: DemandConstants, card: Card) -> tuple[NDArray[np.float64], ...]:
     """Of each kernel: seconds of its work, seconds of its starts, and the part of the GPU that it fills."""
-    kernel, flops, size, blocks, launches, number, count = steps.kernels.T
-    kind, form = kernel.astype(np.int64), number.astype(np.int64)
-    like = _CLASS[kind]
+    _, flops, size, blocks, launches, _, count = steps.kernels.T
+    kind, form, like = _kinds(steps)
     waves = blocks * _of(constants.blocks, like) / card.multiprocessors
     filled = np.maximum(waves / (1.0 + waves**_CORNER) ** (1.0 / _CORNER), 1e-4)
     table = np.ones((len(KERNELS), 3))
@@ -117,6 +115,12 @@ def _kernel_s(steps: StepWork, constants: DemandConstants, card: Card) -> tuple[
     memory = size / (card.dram_gbs * 1e9 * _of(constants.bandwidth, kind))
     works = count * _either(arithmetic, memory, _CORNER) / filled ** _of(constants.slower, like)
     return works, count * launches * _of(constants.starting_s, like), filled
+
+
+def _kinds(steps: StepWork) -> tuple[NDArray[np.int64], ...]:
+    """Of each kernel: its kind, its number format, its class."""
+    kind, form = steps.kernels[:, [0, 5]].T.astype(np.int64)
+    return kind, form, _CLASS[kind]
 
 
 def _power(parts: Sequence[NDArray[np.float64]], constants: DemandConstants, card: Card) -> NDArray[np.float64]:
@@ -165,13 +169,13 @@ def constants() -> DemandConstants:
     return msgspec.json.decode(CONSTANTS.read_bytes(), type=DemandConstants)
 
 
-def demand_of(described: Described, gpu: str, *, tf32: bool = False) -> Demand | None:
+def demand_of(described: Described, gpu: str) -> Demand | None:
     """None if there is no prediction. Figures have two digits, which is their accuracy."""
     card = card_with_rates(gpu)
     if card is None or described.passes > 1 or bytes_each(described.dtype) not in (2, 4):
         return None
     try:
-        work = work_of(described, tf32=tf32)
+        work = work_of(described)
     except CannotTell:
         return None
     if work.known < LEAST_KNOWN:

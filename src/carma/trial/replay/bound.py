@@ -86,8 +86,8 @@ def _arithmetic(call: Call) -> str:
 def bound_for(
     footprint_bytes: float, spread: float, group: str, level: float, scores: Scores | None = None
 ) -> FootprintBound:
-    known = scores if scores is not None else _shipped()
-    margin, reached, warnings = _margin(known, group, spread, min(level, MOST_LEVEL.get(group, 1.0)))
+    most_level = min(level, MOST_LEVEL.get(group, 1.0))
+    margin, reached, warnings = _margin(scores or _shipped(), group, spread, most_level)
     return FootprintBound(upper_bytes=footprint_bytes * math.exp(max(LEAST, margin)), level=reached, warnings=warnings)
 
 

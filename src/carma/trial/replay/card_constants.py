@@ -69,15 +69,10 @@ class CardConstants(Record, frozen=True, kw_only=True):
         alone = [reading.outside_bytes for reading in self.contexts if reading.alone and reading.after in used]
         return -(-max([together, *alone]) // MIB)
 
-    def blas_workspace_bytes(self, direction: str = "forward") -> int | None:
+    def blas_workspace_bytes(self) -> int | None:
         """Workspace that the first matrix product of a thread keeps; None if it was not measured."""
-        kinds = ("mm", "linear", "bmm")
-        found = [
-            size
-            for name, size in self.kept_once.items()
-            if name.split("_")[0] in kinds and name.endswith(f"_{direction}")
-        ]
-        return max(found, default=None)
+        products = re.compile(r"(mm|linear|bmm)_.*forward")
+        return max((size for name, size in self.kept_once.items() if products.fullmatch(name)), default=None)
 
 
 class ChosenConstants(NamedTuple):
