@@ -44,7 +44,7 @@ def test_without_an_image_size_the_input_is_assumed_with_a_remark(text: str) -> 
     assert read.described.input == ()
     guessed, (said,) = with_input(read.described)
     assert guessed.input == (32, 3, 224, 224)
-    assert "guessed from the first layer: --input tells it" in said
+    assert "guessed from the first layer: --input sets it" in said
 
 
 @pytest.mark.parametrize(
