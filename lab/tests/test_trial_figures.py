@@ -203,7 +203,7 @@ def test_a_rung_and_a_part_without_time_are_said_and_counted(
         monkeypatch.setattr(trial, "LEAST_S", 1e9)
         return {"tasks_submitted": 0, "tasks": [], "looks": []}
 
-    monkeypatch.setattr(trial_tasks, "collocated", too_long)
+    monkeypatch.setattr(trial_tasks, "run", too_long)
     assert trial.run(trial.Options(out=str(tmp_path), virtual=True, parts=("tasks", "exclusive"))) == 1
     assert "falls short: exclusive: skipped: only" in capsys.readouterr().out
     found = json.loads((tmp_path / "tasks.json").read_text())
@@ -274,7 +274,7 @@ def test_a_comparison_that_fails_leaves_what_it_would_have_been_compared_with(
     def broken(stage: Stage, shared: dict[str, Any]) -> dict[str, Any]:
         raise RuntimeError(f"{stage.name} broke with {len(shared)}")
 
-    monkeypatch.setattr(trial_tasks, "collocated", lambda _stage: {"tasks_submitted": 0, "tasks": [], "looks": []})
+    monkeypatch.setattr(trial_tasks, "run", lambda _stage: {"tasks_submitted": 0, "tasks": [], "looks": []})
     monkeypatch.setattr(trial_tasks, "exclusive", broken)
     assert trial.run(trial.Options(out=str(tmp_path), virtual=True, parts=("tasks", "exclusive"))) == 1
     found = json.loads((tmp_path / "tasks.json").read_text())

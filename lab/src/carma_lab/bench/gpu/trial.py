@@ -7,11 +7,10 @@ leaves no time for is said, and counts as not shown.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +58,18 @@ class Trial:
         return 1 if self.short else 0
 
     def _part(self, name: str) -> None:
-        stage = Stage(name, self.options, self.about["gpus"][0]["memory_mib"], self.began, self._until(name))
         began = time.monotonic()
-        result, short = self._tried(name, stage) if stage.left_s >= LEAST_S else _no_time(name, stage)
+        until = began + (self.began + self.options.limit_s - began) * share_of(name, self.options)
+        stage = Stage(name, self.options, self.about["gpus"][0]["memory_mib"], self.began, until)
+        result, short = self._tried(name, stage)
         self.short += short
         self._write(name, result, time.monotonic() - began)
         stage.say("done" if not short else f"done; {show_count(len(short), 'thing')} not shown")
 
-    def _until(self, name: str) -> float:
-        left_s = self.began + self.options.limit_s - time.monotonic()
-        return time.monotonic() + left_s * share_of(name, self.options)
-
     def _tried(self, name: str, stage: Stage) -> tuple[dict[str, Any], list[str]]:
+        if stage.left_s < LEAST_S:
+            stage.say(f"skipped: {stage.too_little}")
+            return {"skipped": stage.too_little}, [f"{name}: skipped: {stage.too_little}"]
         stage.say(f"begins, with {stage.left_s:.0f} s")
         try:
             return self._do(name, stage)
@@ -84,15 +83,10 @@ class Trial:
                 raise CarmaError("there is nothing to compare it with", "run the part `tasks` with it")
             result = trial_tasks.exclusive(stage, self.found["tasks"])
             return result, trial_tasks.not_compared(result)
-        parts: dict[str, tuple[Callable[[Stage], dict[str, Any]], Callable[[dict[str, Any]], list[str]]]] = {
-            "tasks": (trial_tasks.collocated, trial_tasks.shortfalls),
-            "oom": (trial_oom.run, trial_oom.shortfalls),
-            "restart": (trial_restart.run, trial_restart.shortfalls),
-        }
-        work, judge = parts[name]
-        result = work(stage)
+        part = {"tasks": trial_tasks, "oom": trial_oom, "restart": trial_restart}[name]
+        result = part.run(stage)
         self.found[name] = result
-        return result, judge(result)
+        return result, part.shortfalls(result)
 
     def _write(self, name: str, result: dict[str, Any], took_s: float) -> None:
         """What an `exclusive` that failed or was skipped would overwrite stays, with the reason beside it."""
@@ -100,8 +94,7 @@ class Trial:
             result = {**self.found.get("tasks", {}), "exclusive": result}
         self.took_s[name] = round(took_s, 1)
         spans = {part: span for part, span in self.took_s.items() if FILES[part] == FILES[name]}
-        whole = {"about": {**self.about, "took_s": spans}, **result}
-        write(whole, self.out / FILES[name])
+        write({"about": {**self.about, "took_s": spans}, **result}, self.out / FILES[name])
 
 
 def run(options: Options) -> int:
@@ -134,25 +127,11 @@ def share_of(name: str, options: Options) -> float:
     return usual_s[name] / sum(usual_s.values())
 
 
-def _no_time(name: str, stage: Stage) -> tuple[dict[str, Any], list[str]]:
-    stage.say(f"skipped: {stage.too_little}")
-    return {"skipped": stage.too_little}, [f"{name}: skipped: {stage.too_little}"]
-
-
 def _about(options: Options) -> dict[str, Any]:
     """Everything that is needed to run it again."""
     about = {"command": command_of("gpu", options), "machine": msgspec.to_builtins(facts()), "virtual": options.virtual}
     if options.virtual:
         return {**about, "gpus": [{"name": "virtual", "memory_mib": VIRTUAL_MEMORY_MIB, "kind": "virtual"}]}
-    sampler = open_nvml()
-    try:
+    with contextlib.closing(open_nvml()) as sampler:
         cards = [{"name": gpu.name, "memory_mib": gpu.memory_mib, "kind": gpu.kind} for gpu in sampler.gpus()]
         return {**about, "gpus": cards, "driver": sampler.driver()}
-    finally:
-        sampler.close()
-
-
-if __name__ == "__main__":
-    given: dict[str, Any] = {name: value for name, _, value in (pair.partition("=") for pair in sys.argv[1:])}
-    given |= {name: given[name].split(",") for name in ("parts", "rungs") if name in given}
-    sys.exit(run(msgspec.convert(given, Options, strict=False)))

@@ -8,7 +8,8 @@ stopped, it is recognised as out of memory, it comes back with a booking that is
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from carma.core.model.settings import Memory, Sharing
@@ -76,12 +77,8 @@ class Sizes(NamedTuple):
 
 def run(stage: Stage) -> dict[str, Any]:
     """The rungs one after the other; one that fails does not keep the next from running."""
-    rounds: list[dict[str, Any]] = []
-    for rung in RUNGS:
-        if stage.options.rungs and rung.name not in stage.options.rungs:
-            continue
-        rounds.append(_tried(stage, rung))
-    return {"rounds": rounds}
+    wanted = stage.options.rungs
+    return {"rounds": [_tried(stage, rung) for rung in RUNGS if not wanted or rung.name in wanted]}
 
 
 def shortfalls(found: dict[str, Any]) -> list[str]:
@@ -127,7 +124,7 @@ def _round(stage: Stage, rung: Rung) -> dict[str, Any]:
         ids = [server.submit(work) for work in works]
         server.wait_for_line([work.name for work in works], "ready", until)
         go = time.time()
-        (server.daemon.work / "go").touch()
+        (server.work / "go").touch()
         ended = server.wait(ids, until)
         views = {view.name: view for view in (*server.queue(), *server.history()) if view.id in ids}
         found: dict[str, Any] = rounded(_told(rung, sizes, server, views, go, ended), 4)
@@ -154,46 +151,26 @@ def _settings(rung: Rung, sizes: Sizes) -> Tables:
 
 
 def _works(stage: Stage, rung: Rung, sizes: Sizes, server: Server) -> list[Work]:
-    options, go = stage.options, ("--go", str(server.daemon.work / "go"))
+    options = stage.options
 
-    def seconds(value: float) -> str:
-        return f"{value * options.scale:g}"
+    def work(name: str, booked_mib: int, how: str, *flags: str, **times_s: float) -> Work:
+        times = [(f"--{flag.replace('_', '-')}", f"{value * options.scale:g}") for flag, value in times_s.items()]
+        go = ("--go", str(server.work / "go"))
+        return Work(name=name, gpu_memory_mib=booked_mib, arguments=(how, *go, *chain.from_iterable(times), *flags))
 
-    works = [
-        Work(
-            name=name,
-            gpu_memory_mib=sizes.innocent,
-            arguments=(
-                *("train", *go, "--after-go-s", seconds(TRAIN_S)),
-                *(_small(sizes) if options.virtual else drawn(BY_WORKLOAD[name], virtual=False)),
-            ),
-        )
-        for name in INNOCENT
-    ]
-    still = ("--sm", "0", "--dram", "0") if options.virtual else ()
-    fill = (*("grow", *still, *go), "--after-go-s", seconds(FILL_AFTER_S), "--pace-s", seconds(FILL_PACE_S))
-    works.append(
-        Work(
-            name=FILLER,
-            gpu_memory_mib=sizes.filler,
-            arguments=(*fill, "--target-mib", str(sizes.filled), "--block-mib", str(sizes.block)),
-        )
-    )
-    grow = (*("grow", *still, *go), "--pace-s", seconds(GROW_PACE_S), "--hold-s", seconds(GROW_HOLD_S))
-    block = sizes.target if rung.jump else sizes.block
+    def blocks(target_mib: int, block_mib: int) -> tuple[str, ...]:
+        still = ("--sm", "0", "--dram", "0") if options.virtual else ()
+        return (*still, "--target-mib", str(target_mib), "--block-mib", str(block_mib))
+
+    small = ("--memory-mib", str(sizes.innocent - 256), "--sm", "0.1", "--dram", "0.02")
+    trained = {name: small if options.virtual else drawn(BY_WORKLOAD[name], virtual=False) for name in INNOCENT}
+    fill, grow = blocks(sizes.filled, sizes.block), blocks(sizes.target, sizes.target if rung.jump else sizes.block)
     loose = ("--without-framework-limit",) if rung.without_framework else ()
-    works.append(
-        Work(
-            name=GROWER,
-            gpu_memory_mib=sizes.grower,
-            arguments=(*grow, "--target-mib", str(sizes.target), "--block-mib", str(block), *loose),
-        )
-    )
-    return works
-
-
-def _small(sizes: Sizes) -> tuple[str, ...]:
-    return ("--memory-mib", str(sizes.innocent - 256), "--sm", "0.1", "--dram", "0.02")
+    return [
+        *(work(name, sizes.innocent, "train", *flags, after_go_s=TRAIN_S) for name, flags in trained.items()),
+        work(FILLER, sizes.filler, "grow", *fill, after_go_s=FILL_AFTER_S, pace_s=FILL_PACE_S),
+        work(GROWER, sizes.grower, "grow", *grow, *loose, pace_s=GROW_PACE_S, hold_s=GROW_HOLD_S),
+    ]
 
 
 def _told(
@@ -240,7 +217,7 @@ def _short(rung: Rung, innocents: Sequence[TaskView], grower: TaskView) -> list[
     return found
 
 
-def _failed(views: Sequence[TaskView] | Any) -> list[dict[str, Any]]:
+def _failed(views: Iterable[TaskView]) -> list[dict[str, Any]]:
     """Every attempt that did not succeed."""
     return [
         {"name": view.name, "attempt": attempt.number, "outcome": attempt.outcome, "blame": attempt.blame}

@@ -50,7 +50,7 @@ def run(stage: Stage) -> dict[str, Any]:
     ]
     names = [work.name for work in works]
     with Server(virtual=options.virtual, settings={**EXACT, "sharing": {"mechanism": mechanism}}) as server:
-        server.rest(IDLE_S * min(1.0, options.scale))
+        time.sleep(IDLE_S * min(1.0, options.scale))
         ids = {work.name: server.submit(work) for work in works}
         server.wait_for_line(names, "steps", stage.until)
         before = _now(server, ids)
@@ -135,9 +135,9 @@ def _steps(server: Server, name: str) -> int:
 def _restart(stage: Stage, server: Server) -> tuple[float, float]:
     stage.say("the daemon is killed")
     killed_at = time.time()
-    server.daemon.kill()
+    server.kill()
     time.sleep(AWAY_S * min(1.0, stage.options.scale))
-    server.daemon.start()
+    server.start()
     return killed_at, time.time()
 
 

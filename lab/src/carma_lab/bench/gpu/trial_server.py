@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import msgspec
@@ -87,35 +86,28 @@ class Work(Record, frozen=True, kw_only=True):
     gpu_memory_mib: int | None = None
 
 
-class Server:
-    """A context manager around PrivateDaemon; what is submitted is a copy of trial_task.py in the work directory."""
+class Server(PrivateDaemon):
+    """A private daemon whose tasks run a copy of trial_task.py in the work directory."""
 
     def __init__(self, *, virtual: bool, settings: Tables, policy: str = "magm") -> None:
         quick: Tables = {"monitor": {"period_s": 0.2}} if virtual else {}  # virtual tasks of the trial are short
-        wanted = PrivateSettings(
-            policy=policy,
-            gpus=1 if virtual else 0,
-            gpu_memory_mib=VIRTUAL_MEMORY_MIB,
-            settings={**settings, **quick},
-        )
+        gpus = 1 if virtual else 0
+        tables = {**settings, **quick}
+        super().__init__(PrivateSettings(policy=policy, gpus=gpus, gpu_memory_mib=VIRTUAL_MEMORY_MIB, settings=tables))
         self.virtual = virtual
-        self.daemon = PrivateDaemon(wanted)
 
     def __enter__(self) -> Server:
-        self.daemon.__enter__()
-        self.program = self.daemon.work / "trial_task.py"
+        super().__enter__()
+        self.program = self.work / "trial_task.py"
         shutil.copy(trial_task.__file__, self.program)
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.daemon.close()
 
     def call(self, *words: str) -> str:
         """`carma ...`; its standard output. What it complains of becomes the error's message."""
         done = subprocess.run(
             [sys.executable, "-m", "carma", *words],
-            env={**self.daemon.environment, "COLUMNS": "300"},  # sentences in one line
-            cwd=self.daemon.work,
+            env={**self.environment, "COLUMNS": "300"},  # sentences in one line
+            cwd=self.work,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -146,10 +138,6 @@ class Server:
 
     def gpus(self) -> list[GpuView]:
         return self.ask(list[GpuView], "gpus")
-
-    def rest(self, seconds: float) -> None:
-        """Nobody on the GPUs for so long: only then can the tasks' energy be told from what the GPUs take idle."""
-        time.sleep(seconds)
 
     def wait(self, tasks: Sequence[int], until: float) -> bool:
         """Whether all of them had ended by `until` (monotonic)."""
@@ -183,7 +171,7 @@ class Server:
         return lines
 
     def _log_of(self, name: str) -> Path:
-        return self.daemon.work / f"{name}.log"
+        return self.work / f"{name}.log"
 
     def _troubles(self, names: Sequence[str]) -> str:
         found = {view.name: view for view in (*self.queue(), *self.history())}
@@ -206,6 +194,12 @@ def last(lines: Sequence[Line], *what: str) -> Line | None:
     return next((line for line in reversed(lines) if line["what"] in what), None)
 
 
+ATTEMPT_FIELDS = (
+    "number", "booking_mib", "booking_source", "alone", "cap_mib", "mechanism", "guards", "note", "observed_mib",
+    "activity", "energy_j", "outcome", "blame",
+)  # fmt: skip
+
+
 def summary(view: TaskView) -> dict[str, Any]:
     """A task's record as the JSON files keep it: every attempt, nothing that is only of this machine."""
     return {
@@ -214,22 +208,8 @@ def summary(view: TaskView) -> dict[str, Any]:
         "declared_mib": view.gpu_memory_mib,
         "energy_j": view.energy_j,
         "attempts": [
-            {
-                "number": attempt.number,
-                "booking_mib": attempt.booking_mib,
-                "booking_source": attempt.booking_source,
-                "alone": attempt.alone,
-                "cap_mib": attempt.cap_mib,
-                "mechanism": attempt.mechanism,
-                "guards": msgspec.to_builtins(attempt.guards),
-                "note": attempt.note,
-                "observed_mib": attempt.observed_mib,
-                "activity": msgspec.to_builtins(attempt.activity),
-                "energy_j": attempt.energy_j,
-                "ran_s": _span(attempt.started_at, attempt.ended_at),
-                "outcome": attempt.outcome,
-                "blame": attempt.blame,
-            }
+            {name: msgspec.to_builtins(getattr(attempt, name)) for name in ATTEMPT_FIELDS}
+            | {"ran_s": _span(attempt.started_at, attempt.ended_at)}
             for attempt in view.attempts
         ],
     }

@@ -12,9 +12,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
-from carma.core.model.values import Record
 from carma.wire.api_types import GpuView, TaskView
 from carma_lab.bench.gpu.trial_figures import held_against, side_by_side
 from carma_lab.bench.gpu.trial_server import Line, Server, Stage, Tables, last, said, summary, unfinished
@@ -23,7 +20,7 @@ from carma_lab.bench.machine import cpu_s
 from carma_lab.bench.results_file import rounded
 
 POLL_S = 1.0
-IDLE_S = 6.0  # before the first task
+IDLE_S = 6.0  # before the first task, so that the GPUs' idle energy is known
 WINDOW_S = 5.0
 EXACT: Tables = {
     "gate": {"enabled": False},
@@ -32,29 +29,17 @@ EXACT: Tables = {
 }
 
 
-class GpuMeans(Record, frozen=True, kw_only=True):
-    """One look at the GPUs while tasks run: means over all GPUs."""
-
-    at: float
-    sm_active: float | None
-    sm_occupancy: float | None
-    dram_active: float | None
-    gpu_util: float | None
-    power_w: float | None
-    tasks: int
-
-
-def collocated(stage: Stage) -> dict[str, Any]:
+def run(stage: Stage) -> dict[str, Any]:
     """All of them, shared as the server would."""
     mechanism = "auto" if stage.options.virtual else "mps"
     with Server(virtual=stage.options.virtual, settings={**EXACT, "sharing": {"mechanism": mechanism}}) as server:
-        return _run(stage, server)
+        return _measured(stage, server)
 
 
 def exclusive(stage: Stage, shared: dict[str, Any]) -> dict[str, Any]:
     """The same with one task on a GPU; what does not fit into the time is left out. Both side by side."""
     with Server(virtual=stage.options.virtual, settings=EXACT, policy="exclusive") as server:
-        alone = _run(stage, server)
+        alone = _measured(stage, server)
     solo = {
         row["name"]: Solo(row["own"]["steps_per_s"], row["activity"]["sm_active"])
         for row in alone["tasks"]
@@ -93,20 +78,20 @@ def not_compared(found: dict[str, Any]) -> list[str]:
     return [f"exclusive: {submitted - side['tasks']} of {submitted} tasks had not succeeded when the time was over"]
 
 
-def _run(stage: Stage, server: Server) -> dict[str, Any]:
+def _measured(stage: Stage, server: Server) -> dict[str, Any]:
     options = stage.options
     shapes = SHAPES[: options.tasks]
-    server.rest(IDLE_S * min(1.0, options.scale))
-    before, spent_s, began = server.gpus(), cpu_s(server.daemon.pid), time.monotonic()
+    time.sleep(IDLE_S * min(1.0, options.scale))
+    before, spent_s, began = server.gpus(), cpu_s(server.pid), time.monotonic()
     ids = [server.submit(training(shape, virtual=options.virtual, scale=options.scale)) for shape in shapes]
     looks: list[dict[str, Any]] = []
     while left := unfinished(server.queue(), ids):
         if stage.over:
             break
-        looks.append(msgspec.structs.asdict(_look(server.gpus())))
+        looks.append(_look(server.gpus()))
         stage.say(f"{len(ids) - len(left)} of {len(ids)} tasks ended", every_s=10.0)
         time.sleep(POLL_S)
-    took_s, cost_s = time.monotonic() - began, cpu_s(server.daemon.pid) - spent_s
+    took_s, cost_s = time.monotonic() - began, cpu_s(server.pid) - spent_s
     after = server.gpus()
     views = sorted((view for view in server.history() if view.id in ids), key=lambda view: view.id)
     rows = [_row(view, server.log(view.name, len(view.attempts))) for view in views]
@@ -168,20 +153,19 @@ def _own(view: TaskView, lines: Sequence[Line]) -> dict[str, Any]:
     }
 
 
-def _look(gpus: Sequence[GpuView]) -> GpuMeans:
-    def mean(values: Sequence[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return statistics.fmean(known) if known and len(known) == len(values) else None
+def _look(gpus: Sequence[GpuView]) -> dict[str, Any]:
+    """One sample while tasks run: means over all GPUs."""
 
-    return GpuMeans(
-        at=time.time(),
-        sm_active=mean([gpu.sm_active for gpu in gpus]),
-        sm_occupancy=mean([gpu.sm_occupancy for gpu in gpus]),
-        dram_active=mean([gpu.dram_active for gpu in gpus]),
-        gpu_util=mean([gpu.gpu_util for gpu in gpus]),
-        power_w=mean([gpu.power_w for gpu in gpus]),
-        tasks=sum(len(gpu.tasks) for gpu in gpus),
-    )
+    def mean(name: str) -> float | None:
+        values = [getattr(gpu, name) for gpu in gpus]
+        return statistics.fmean(values) if values and None not in values else None
+
+    figures = ("sm_active", "sm_occupancy", "dram_active", "gpu_util", "power_w")
+    return {
+        "at": time.time(),
+        **{name: mean(name) for name in figures},
+        "tasks": sum(len(gpu.tasks) for gpu in gpus),
+    }
 
 
 def _makespan_s(ended: Sequence[TaskView]) -> float | None:
