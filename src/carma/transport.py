@@ -125,11 +125,9 @@ class Link:
     def _await(self, timeout_s: float | None) -> None:
         """Until the answer begins. A busy daemon gets the whole time limit, a stopped one does not."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        watch = select.poll()
-        watch.register(self._open, select.POLLIN)
         while True:
             left_s = _CHECK_S if until is None else min(_CHECK_S, max(0.0, until - time.monotonic()))
-            if self._buffer or watch.poll(left_s * 1000):
+            if self._readable(left_s):
                 return
             if _is_stopped(self._pid):
                 raise _Stopped
@@ -140,12 +138,15 @@ class Link:
         """An idle connection with something to read was closed by the daemon."""
         if self._socket is None:
             return False
-        watch = select.poll()
-        watch.register(self._socket, select.POLLIN)
-        if self._buffer or watch.poll(0):
+        if self._readable(0.0):
             self.close()
             return False
         return True
+
+    def _readable(self, wait_s: float) -> bool:
+        watch = select.poll()
+        watch.register(self._open, select.POLLIN)
+        return bool(self._buffer or watch.poll(wait_s * 1000))
 
     @property
     def _open(self) -> socket.socket:
@@ -161,20 +162,16 @@ class Link:
         while True:
             try:
                 made.connect(self._path)
-            except BlockingIOError as error:  # the daemon's queue of new connections is full
-                if time.monotonic() < until:
-                    time.sleep(0.02)
-                    continue
-                made.close()
-                self._no_daemon(error)
+                break
             except OSError as error:
-                made.close()
-                self._no_daemon(error)
-            self._socket = made
-            self._pid, self._uid = _peer(made)
-            if geteuid() != 0:  # root may use the daemon of any user
-                self._refuse_impostor()
-            return
+                if not isinstance(error, BlockingIOError) or time.monotonic() >= until:
+                    made.close()
+                    self._no_daemon(error)
+                time.sleep(0.02)  # the daemon's queue of new connections is full
+        self._socket = made
+        self._pid, self._uid = _peer(made)
+        if geteuid() != 0:  # root may use the daemon of any user
+            self._refuse_impostor()
 
     def require_trusted(self) -> None:
         """Raise NotAllowed unless the daemon runs as root or as this user. Call it before sending private data."""
@@ -210,12 +207,7 @@ class Link:
         raise Unreachable(f"no daemon on {self._path}: {why}", "start one with `carma up`") from error
 
     def _read_head(self) -> Reply:
-        while (end := self._buffer.find(b"\r\n\r\n")) < 0:
-            if len(self._buffer) > _HEAD_LIMIT:
-                raise EOFError("the head of the answer is too long")
-            self._receive()
-        lines = bytes(self._buffer[:end]).decode("latin-1").split("\r\n")
-        del self._buffer[: end + 4]
+        lines = self._take_until(b"\r\n\r\n").decode("latin-1").split("\r\n")
         status = lines[0].split(" ", 2)
         if len(status) < 2 or not status[0].startswith("HTTP/1.") or not status[1].isdigit():
             raise EOFError("the answer is not HTTP")
@@ -238,20 +230,21 @@ class Link:
             yield piece
 
     def chunks(self) -> Iterator[bytes]:
-        while (size := int(self._line().partition(b";")[0], 16)) > 0:
+        while (size := int(self._take_until(b"\r\n").partition(b";")[0], 16)) > 0:
             yield from self.sized(size)
-            self._line()
-        while self._line():
+            self._take_until(b"\r\n")
+        while self._take_until(b"\r\n"):
             pass
 
-    def _line(self) -> bytes:
-        while (end := self._buffer.find(b"\r\n")) < 0:
+    def _take_until(self, end: bytes) -> bytes:
+        """What precedes the first `end`, which is dropped: the head of an answer, or a line."""
+        while (size := self._buffer.find(end)) < 0:
             if len(self._buffer) > _HEAD_LIMIT:
-                raise EOFError("a line of the answer is too long")
+                raise EOFError("a line or the head of the answer is too long")
             self._receive()
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 2]
-        return line
+        taken = bytes(self._buffer[:size])
+        del self._buffer[: size + len(end)]
+        return taken
 
 
 def has_listener(path: str | PathLike[str]) -> bool:

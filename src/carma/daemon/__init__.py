@@ -6,7 +6,7 @@ An event travels through these modules:
    launcher (`found_attempts.py`), into changes and observations.
 2. `shell.py` holds the state and queues the changes.
 3. `writer.py` commits them, steps them through the core, and asks the core for proposals.
-4. `executor.py` carries out the commands that follow: estimates (`estimating/`), launches, signals.
+4. `executor.py` carries out the commands that follow: estimates (`estimating.py`), launches, signals.
 
 `main.py` and `startup/` start the process, `server.py` builds the parts, `recovery_on_start.py` continues from the log.
 `views/` is the state as the API shows it, `probes/` checks files with the rights of their user, `housekeeping.py`

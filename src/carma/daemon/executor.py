@@ -27,7 +27,7 @@ from carma.core.model.task import Task
 from carma.core.model.values import AttemptKey, Frameworks, TaskId
 from carma.core.ports import Launcher, LaunchOrder
 from carma.core.state import State
-from carma.daemon.estimating.estimates import Estimates
+from carma.daemon.estimating import Estimates
 from carma.daemon.found_attempts import neighbours, past_run
 from carma.daemon.runtime import BackgroundThread
 from carma.daemon.shell import Shell

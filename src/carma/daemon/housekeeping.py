@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from carma.core.model.units import show_count
 from carma.core.model.values import AttemptKey, TaskId
@@ -32,6 +33,7 @@ REMOVED_AT_ONCE = 50  # directories before a pause
 PAUSE_S = 0.02  # at least; a step is followed by a pause as long as it took
 DAY_S = 86_400.0
 
+T = TypeVar("T")
 IsLive = Callable[[TaskId], bool]
 
 
@@ -70,14 +72,7 @@ async def remove_old(thread: BackgroundThread, log_dir: Path, is_live: IsLive, b
     """Remove attempt directories that were last changed before that time and whose task is not in memory, also those
     of a database that no longer exists. Returns their number."""
     old = _old(log_dir, is_live, before)
-
-    def remove() -> int:
-        directories = list(islice(old, REMOVED_AT_ONCE))
-        for directory in directories:
-            shutil.rmtree(directory, ignore_errors=True)
-        return len(directories)
-
-    removed = await _until_none(lambda: thread.call(remove))
+    removed = await _for_each(thread, old, lambda directory: shutil.rmtree(directory, ignore_errors=True))
     if removed:
         log.info("removed the logs of %s", show_count(removed, "old attempt"))
     return removed
@@ -87,16 +82,24 @@ async def drop_records(thread: BackgroundThread, log_dir: Path, is_active: Calla
     """Remove records of ended attempts that the daemon did not remove because it was killed, or that come from an older
     version (its order.json holds the submitter's environment)."""
     files = AttemptFiles(log_dir)
-    keys = (key for key in list(files.attempts()) if not is_active(key))
 
-    def drop() -> int:
-        some = list(islice(keys, REMOVED_AT_ONCE))
-        for key in some:
-            with contextlib.suppress(OSError):
-                files.drop_records(key)
+    def drop(key: AttemptKey) -> None:
+        with contextlib.suppress(OSError):
+            files.drop_records(key)
+
+    await _for_each(thread, (key for key in list(files.attempts()) if not is_active(key)), drop)
+
+
+async def _for_each(thread: BackgroundThread, items: Iterator[T], remove: Callable[[T], None]) -> int:
+    """Returns the number of items. They are found in the thread, too."""
+
+    def step() -> int:
+        some = list(islice(items, REMOVED_AT_ONCE))
+        for item in some:
+            remove(item)
         return len(some)
 
-    await _until_none(lambda: thread.call(drop))
+    return await _until_none(lambda: thread.call(step))
 
 
 async def _until_none(step: Callable[[], Awaitable[int]]) -> int:

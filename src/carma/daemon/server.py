@@ -25,7 +25,7 @@ from carma.core.ports import Confiner, Sampler
 from carma.daemon.api.application import make_app
 from carma.daemon.auth import unknown_users
 from carma.daemon.daemon_log import ErrorLog
-from carma.daemon.estimating.estimates import Estimates
+from carma.daemon.estimating import Estimates
 from carma.daemon.executor import Executor
 from carma.daemon.housekeeping import keep_tidy
 from carma.daemon.http.http_server import HttpServer, fitting_limits

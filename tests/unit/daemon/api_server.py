@@ -159,6 +159,14 @@ class Served:
         directory = self.paths.log_dir / str(key)
         return directory / "stdout.log", directory / "stderr.log"
 
+    @property
+    def open_connections(self) -> int:
+        return len(self.server._uvicorn.server_state.connections)
+
+    @property
+    def open_requests(self) -> int:
+        return len(self.server._uvicorn.server_state.tasks)
+
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(LIMIT_S)
 

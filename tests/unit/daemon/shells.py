@@ -12,7 +12,7 @@ from carma.core.model.values import GpuUsage, Owner, TaskSpec
 from carma.core.ports import Estimator, Launcher
 from carma.core.state import State
 from carma.core.telemetry.measurements import Hour
-from carma.daemon.estimating.estimates import Estimates
+from carma.daemon.estimating import Estimates
 from carma.daemon.executor import Executor, FindFrameworks
 from carma.daemon.probes.command_check import check_runnable
 from carma.daemon.runtime import SteadyClock

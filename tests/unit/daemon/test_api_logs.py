@@ -142,11 +142,11 @@ def test_following_a_task_that_waits_begins_when_it_starts(served: Served) -> No
 def test_a_follower_that_leaves_is_forgotten(served: Served) -> None:
     key = started(served)
     write(served, key, b"first\n")
-    before = served.server.open_connections
+    before = served.open_connections
     follower = served.client().logs(key.task, follow=True)
     assert next(follower) == b"first\n"
     follower.close()  # type: ignore[attr-defined]
-    until(lambda: served.server.open_connections == before and served.shell.waiting == 0)
+    until(lambda: served.open_connections == before and served.shell.waiting == 0)
 
 
 def test_a_log_file_is_found_by_the_attempts_key_and_never_through_a_link(tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ def test_what_clients_do_wrong_does_not_fill_the_daemons_log(caplog: pytest.LogC
             answer_of(connection)
         with served.raw() as connection:
             connection.sendall(b"POST /v1/tasks HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
-            until(lambda: served.server.open_requests == 1)
-        until(lambda: served.server.open_requests == 0)
+            until(lambda: served.open_requests == 1)
+        until(lambda: served.open_requests == 0)
     assert [record.message for record in caplog.records if record.name.startswith(("uvicorn", "carma"))] == []
 
 
@@ -182,9 +182,9 @@ def test_200_idle_connections_delay_no_request(served: Served) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(200):
             stack.enter_context(served.raw())
-        until(lambda: served.server.open_connections >= 200)
+        until(lambda: served.open_connections >= 200)
         assert served.client().submit(served.request()).ids
-    until(lambda: served.server.open_connections < 100)
+    until(lambda: served.open_connections < 100)
 
 
 def test_too_many_connections_are_refused_politely_and_only_for_a_while() -> None:
@@ -192,11 +192,11 @@ def test_too_many_connections_are_refused_politely_and_only_for_a_while() -> Non
         with contextlib.ExitStack() as stack:
             for _ in range(4):
                 stack.enter_context(served.raw())
-            until(lambda: served.server.open_connections == 4)
+            until(lambda: served.open_connections == 4)
             for _ in range(3):
                 with pytest.raises(errors.Busy, match="4 connections open"):
                     served.client()
-        until(lambda: served.server.open_connections == 0)
+        until(lambda: served.open_connections == 0)
         assert served.client().server().gpus == 2
 
 
@@ -206,11 +206,11 @@ def test_one_user_cannot_take_all_connections() -> None:
             served.uid = ALICE
             for _ in range(2):
                 stack.enter_context(served.raw())
-            until(lambda: served.server.open_connections == 2)
+            until(lambda: served.open_connections == 2)
             with pytest.raises(errors.Busy, match="you have 2 connections"):
                 served.client(ALICE)
             assert served.client(BOB).server().gpus == 2
-        until(lambda: served.server.open_connections <= 1)
+        until(lambda: served.open_connections <= 1)
         assert served.client(ALICE).server().gpus == 2
 
 
@@ -220,14 +220,14 @@ def test_a_connection_that_asks_nothing_is_closed() -> None:
             half.sendall(b"GET /v1/ser")
             assert idle.recv(10) == b""
             assert half.recv(10) == b""
-        until(lambda: served.server.open_connections == 0)
+        until(lambda: served.open_connections == 0)
 
 
 def test_a_connection_that_has_asked_all_is_closed_and_asked_again_without_the_user_noticing() -> None:
     with serving(limits=HttpLimits(idle_s=1.0)) as served:
         client = served.client()
         assert client.server().gpus == 2
-        until(lambda: served.server.open_connections == 0)
+        until(lambda: served.open_connections == 0)
         assert client.submit(served.request()).ids == (1,)
 
 
@@ -240,11 +240,11 @@ def test_a_reader_that_stands_still_is_dropped() -> None:
         stdout.parent.mkdir()
         stdout.write_bytes(b"x" * 10_000_000)
         served.end(key, Succeeded())
-        before = served.server.open_connections
+        before = served.open_connections
         with served.raw() as connection:
             connection.sendall(f"GET /v1/tasks/{task}/logs HTTP/1.1\r\nhost: x\r\n\r\n".encode())
             assert connection.recv(12) == b"HTTP/1.1 200"
-            until(lambda: served.server.open_connections == before)
+            until(lambda: served.open_connections == before)
 
 
 def test_a_defect_in_a_handler_is_an_answer_and_not_an_end(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

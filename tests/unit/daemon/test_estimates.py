@@ -13,9 +13,8 @@ from msgspec.structs import replace
 from carma.core.model.settings import Memory
 from carma.core.model.values import Estimate, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, Estimator
-from carma.daemon.estimating import estimates as estimating
-from carma.daemon.estimating import fingerprints as fingerprints_module
-from carma.daemon.estimating.estimates import Estimates
+from carma.daemon import estimating
+from carma.daemon.estimating import Estimates
 from carma.estimate.declared import Declared
 from carma.testing.estimator_contract import FixedEstimator
 
@@ -243,9 +242,9 @@ def test_a_hanging_file_system_delays_only_the_users_whose_files_are_on_it(monke
 
     async def work() -> None:
         estimates = made(Slow(), Declared(), fingerprint=look)
-        monkeypatch.setattr(fingerprints_module, "LIMIT_S", 0.05)
+        monkeypatch.setattr(estimating, "FINGERPRINT_LIMIT_S", 0.05)
         assert (await ask(estimates, 1, ALICE, DECLARED))[1] == ""
-        monkeypatch.setattr(fingerprints_module, "LIMIT_S", LIMIT_S)
+        monkeypatch.setattr(estimating, "FINGERPRINT_LIMIT_S", LIMIT_S)
         await until(lambda: looks == ["alice"])
         assert (await ask(estimates, 2, ALICE, DECLARED))[1] == ""  # and no second thread for her
         assert looks == ["alice"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from carma.daemon.estimating.user_rotation import UserRotation
+from carma.daemon.estimating import UserRotation
 
 ALICE, BOB, CAROL = 1, 2, 3
 

@@ -7,7 +7,6 @@ one task cannot contradict each other. An event that cannot follow the earlier o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import assert_never
 
 from msgspec.structs import replace
 
@@ -76,7 +75,7 @@ class Actions(Handlers):
         def make(state: State) -> Sequence[e.Durable]:
             now = self._shell.clock.now()
             checks.check_fits(state, spec)
-            others = sum(more for id, (uid, more) in self._pending.items() if uid == who.uid and id != first)
+            others = sum(more for other, (uid, more) in self._pending.items() if uid == who.uid and other != first)
             checks.check_quota(state, who.owner, spec, count + others)
             specs = checks.expand(resolve(state), first, request.array)
             self._pending[first] = who.uid, count
@@ -118,16 +117,15 @@ class Actions(Handlers):
         request: t.CancelRequest = call.body
         checks.check_range("signal", request.signal, 1, 64)
         checks.check_comment(request.reason)
-        notes: list[str] = []
 
         def decide(state: State, task: Task, now: float) -> Sequence[e.Durable]:
-            notes.append(_cancel_note(task, request.signal))
             grace_s = 0.0 if request.signal == _SIGKILL else state.rules.stopping.grace_of(task.spec)
             ending = Cancelled(call.who.name, request.reason)
             return [e.StopRequested(now, task.id, ending, grace_s, request.signal)]
 
-        await self._change_task(call, decide)
-        return t.Done(note=notes[-1])
+        task = await self._change_task(call, decide)
+        runs = isinstance(task.status, s.Starting | s.Running)
+        return t.Done(note=f"task {task.id} is {f'being stopped (signal {request.signal})' if runs else 'cancelled'}")
 
     async def hold(self, call: ApiCall) -> t.Done:
         await self._set_held(call, held=True)
@@ -170,14 +168,16 @@ class Actions(Handlers):
     async def preempt(self, call: ApiCall) -> t.Done:
         request: t.PreemptRequest = call.body
         checks.check_comment(request.reason)
-        notes: list[str] = []
 
         def decide(_state: State, task: Task, now: float) -> Sequence[e.Durable]:
-            notes.append(_preempt_note(task, hold=request.hold))
+            _check_preempt(task, hold=request.hold)
             return [replace(preempt.request(task, now, call.who.name, request.reason), hold=request.hold)]
 
-        await self._change_task(call, decide)
-        return t.Done(note=notes[-1])
+        saves = (await self._change_task(call, decide)).spec.checkpoint
+        assert saves is not None
+        then = "and is held" if request.hold else "and returns to the queue"
+        has = f"it has {show_s(saves.grace_s)}, {then}"
+        return t.Done(note=f"task {call.task} is asked to save (signal {saves.signal}); {has}")
 
     async def update(self, call: ApiCall) -> t.TaskView:
         request: t.UpdateRequest = call.body
@@ -205,17 +205,20 @@ class Actions(Handlers):
         await self._shell.commit([e.GpuResumed(self._shell.clock.now(), gpu)])
         return t.Done(note=_resume_note(self._shell.state, request.gpu))
 
-    async def _change_task(self, call: ApiCall, decide: Decide) -> None:
-        """Commit what `decide` returns for the task. Only its owner and administrators may; it must not be finished."""
-        await self._own_task(call)
+    async def _change_task(self, call: ApiCall, decide: Decide) -> Task:
+        """Commit what `decide` returns for the task, which is returned as it was then. Only its owner and
+        administrators may; it must not be finished."""
+        before = await self._own_task(call)
 
         def make(state: State) -> Sequence[e.Durable]:
-            task = state.tasks.get(call.task) or self._find(call.task)
-            if isinstance(task.status, s.Finished):
-                raise WrongState(f"task {task.id} has already finished: {describe(task.status.outcome)}")
-            return decide(state, task, self._shell.clock.now())
+            nonlocal before
+            before = self._find(call.task)
+            if isinstance(before.status, s.Finished):
+                raise WrongState(f"task {before.id} has already finished: {describe(before.status.outcome)}")
+            return decide(state, before, self._shell.clock.now())
 
         await self._shell.change(make)
+        return before
 
     def _find(self, task_id: TaskId) -> Task:
         """The task at the moment of the commit."""
@@ -225,22 +228,10 @@ class Actions(Handlers):
         return task
 
 
-def _cancel_note(task: Task, signal: int) -> str:
-    match task.status:
-        case s.Starting() | s.Running():
-            return f"task {task.id} is being stopped (signal {signal})"
-        case s.Estimating() | s.Queued() | s.Ended() | s.Recovering():
-            return f"task {task.id} is cancelled"
-        case s.Finished():
-            return ""
-        case _:
-            assert_never(task.status)
-
-
-def _preempt_note(task: Task, *, hold: bool) -> str:
-    """What follows from the request. Raises WrongState if it cannot be made."""
-    saves, status = task.spec.checkpoint, task.status
-    if saves is None:
+def _check_preempt(task: Task, *, hold: bool) -> None:
+    """Raises WrongState if the task cannot be asked to save."""
+    status = task.status
+    if task.spec.checkpoint is None:
         raise WrongState(
             f"task {task.id} declares no signal on which it saves",
             "submit with --checkpoint-signal; `carma cancel` stops it without saving",
@@ -253,8 +244,6 @@ def _preempt_note(task: Task, *, hold: bool) -> str:
         raise WrongState(f"task {task.id} is being stopped: {describe(status.ending)}")
     if status.preempting is not None and (status.preempting.hold or not hold):
         raise WrongState(f"task {task.id} was already asked to save", "`carma show` says when and by whom")
-    then = "and is held" if hold else "and returns to the queue"
-    return f"task {task.id} is asked to save (signal {saves.signal}); it has {show_s(saves.grace_s)}, {then}"
 
 
 def _check_update(request: t.UpdateRequest, task: Task, state: State, who: Identity) -> None:

@@ -32,7 +32,7 @@ from carma.daemon.api.handlers import CheckFiles, wanted_state, wanted_uid
 from carma.daemon.api.history import HistoryRoutes
 from carma.daemon.api.streams import LogStream, server_sent_events
 from carma.daemon.auth import Authenticator, Identity
-from carma.daemon.estimating.estimates import Estimates
+from carma.daemon.estimating import Estimates
 from carma.daemon.http.request import MIB, ApiCall, endpoint, problem
 from carma.daemon.shell import Shell
 from carma.daemon.views.explanation import explanation

@@ -11,7 +11,7 @@ from carma.core.model.status import Status
 from carma.core.model.task import Task
 from carma.core.model.values import Owner, TaskId, TaskSpec, tag_of
 from carma.daemon.auth import Authenticator, Identity, require_owner, uid_of
-from carma.daemon.estimating.estimates import Estimates
+from carma.daemon.estimating import Estimates
 from carma.daemon.http.request import ApiCall
 from carma.daemon.shell import Shell
 from carma.daemon.views.task_views import OUTCOME_CODES, ViewContext, task_views

@@ -266,11 +266,3 @@ class HttpServer:
     def stop(self) -> None:
         self._uvicorn.should_exit = True
         self._uvicorn.stopping.set()
-
-    @property
-    def open_connections(self) -> int:
-        return len(self._uvicorn.server_state.connections)
-
-    @property
-    def open_requests(self) -> int:
-        return len(self._uvicorn.server_state.tasks)

@@ -3,7 +3,7 @@
 1. Sources that declare `quick` answer at once, in one thread.
 2. The others (a trial run) get one of a few places, in which users take turns. A place is free again when its estimate
    ends, is cancelled, or takes too long.
-3. The fingerprint of what a command would run is computed beforehand, in a thread for each user (fingerprints.py).
+3. The fingerprint of what a command would run is computed beforehand, in a thread for each user.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from itertools import count
 
 from msgspec.structs import replace
 
+from carma.core.model.command_pattern import pattern
 from carma.core.model.settings import Memory
 from carma.core.model.units import show_s
 from carma.core.model.values import Estimate, Gpu, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, Estimator
-from carma.daemon.estimating.fingerprints import Fingerprint, Fingerprints
-from carma.daemon.estimating.user_rotation import UserRotation
 from carma.daemon.runtime import BackgroundThread
 from carma.estimate.combination import Answer, first_answer, split
 
@@ -33,7 +34,11 @@ UNSUBMITTED_LIMIT_S = 20.0  # for an estimate that an API request waits for
 CANCEL_S, CANCEL_AT_CLOSE_S = 5.0, 1.0  # for a cancelled estimate to end before its place is given away
 MOST_STUCK = 32  # threads that may be left behind; beyond that, a place stays taken until its thread has ended
 
+FINGERPRINT_LIMIT_S = 20.0  # for one fingerprint
+FRESH_S = 5.0  # a fingerprint holds this long for the same command with other numbers: a sweep needs only one
+
 CancelTrial = Callable[[TaskId], None]
+Fingerprint = Callable[[EstimateRequest], str]
 
 
 class Estimates:
@@ -159,3 +164,118 @@ class Estimates:
 
 def _refusal(reason: str) -> NoEstimate:
     return NoEstimate(source="all", reason=reason)
+
+
+class UserRotation:
+    """A limited number of places in which users take turns: the next place goes to the user whose last turn was longest
+    ago. The requests of one user are served in their order."""
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self._free = places
+        self._waiting: dict[int, deque[asyncio.Future[None]]] = {}  # by uid
+        self._turn = count(1)
+        self._last_turn: dict[int, int] = {}  # by uid
+
+    @asynccontextmanager
+    async def place(self, uid: int) -> AsyncIterator[None]:
+        """One of the places, held as long as the block runs."""
+        await self._acquire(uid)
+        try:
+            yield
+        finally:
+            self._release()
+
+    async def _acquire(self, uid: int) -> None:
+        if self._free:
+            self._free -= 1
+            self._last_turn[uid] = next(self._turn)
+            return
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(uid, deque()).append(mine)
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if mine.done() and not mine.cancelled():
+                self._release()  # the place was given at the moment of the cancellation
+            else:
+                self._waiting[uid].remove(mine)
+                self._drop_empty(uid)
+            raise
+
+    def _release(self) -> None:
+        if not self._waiting:
+            self._free += 1
+            if self._free == self.places:
+                self._last_turn.clear()  # no request is open: earlier turns no longer count
+            return
+        uid = min(self._waiting, key=lambda uid: self._last_turn.get(uid, 0))
+        self._last_turn[uid] = next(self._turn)
+        self._waiting[uid].popleft().set_result(None)
+        self._drop_empty(uid)
+
+    def _drop_empty(self, uid: int) -> None:
+        if not self._waiting[uid]:
+            del self._waiting[uid]
+
+
+class Fingerprints:
+    """Fingerprints of what commands would run, computed in a thread for each user: a file system that hangs delays only
+    the users whose files are on it, and costs one thread for each of them."""
+
+    def __init__(self, fingerprint: Fingerprint) -> None:
+        self._fingerprint = fingerprint
+        self._threads: dict[int, _UserThread] = {}  # by uid
+
+    async def of(self, request: EstimateRequest) -> str:
+        """The fingerprint of the command without its numbers, which history compares by itself; "" if unknown."""
+        uid = request.owner.uid
+        thread = self._threads.get(uid)
+        if thread is None:  # not setdefault: each _UserThread() starts a thread
+            thread = self._threads[uid] = _UserThread()
+        thread.requests += 1
+        try:
+            async with thread.lock:  # the limit is for one fingerprint, however many requests wait before it
+                return "" if thread.hangs else await self._compute(thread, _without_numbers(request))
+        finally:
+            thread.requests -= 1
+            if not thread.requests and not thread.hangs and self._threads.get(uid) is thread:
+                del self._threads[uid]
+                thread.background.close(wait_s=0.0)
+
+    async def _compute(self, thread: _UserThread, request: EstimateRequest) -> str:
+        spec = (request.spec.command, request.spec.directory, request.spec.environment)
+        if thread.last is not None and thread.last[0] == spec and time.monotonic() < thread.last[1] + FRESH_S:
+            return thread.last[2]
+        began_s = time.monotonic()
+        thread.current = thread.background.call(lambda: self._fingerprint(request))
+        try:
+            async with asyncio.timeout(FINGERPRINT_LIMIT_S):
+                found = await asyncio.shield(thread.current)
+            thread.last = (spec, began_s, found)
+            return found
+        except TimeoutError:
+            log.error("the files that task %d runs did not answer within %g s", request.task, FINGERPRINT_LIMIT_S)
+        except Exception as error:
+            log.warning("the files that task %d runs could not be read: %s", request.task, error)
+        return ""
+
+
+def _without_numbers(request: EstimateRequest) -> EstimateRequest:
+    return replace(request, spec=replace(request.spec, command=pattern(request.spec.command)))
+
+
+class _UserThread:
+    """Exists while the user has requests, or while its thread hangs."""
+
+    def __init__(self) -> None:
+        self.background = BackgroundThread("fingerprints")
+        self.lock = asyncio.Lock()
+        self.requests = 0
+        self.current: asyncio.Future[str] | None = None
+        self.last: tuple[object, float, str] | None = None  # the command, when it was read, its fingerprint
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a computation that is past its limit has not returned."""
+        return self.current is not None and not self.current.done()
