@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from carma.core.model.values import Activity, TaskSpec
+from carma.core.model.values import Activity, EstimateFigures, TaskSpec
 
 # An outcome is the tagged object of core/model/outcome.py; its tag is `kind`.
 Outcome = dict[str, Any]
@@ -70,22 +70,8 @@ class ShutdownRequest(Request, frozen=True, kw_only=True):
     cancel_running: bool = False  # False: running tasks go on, and the next daemon adopts them
 
 
-class EstimateView(Answer, frozen=True, kw_only=True):
-    footprint_mib: int
-    upper_mib: int
-    source: str
-    seconds: float = 0.0
-    level: float | None = None  # probability that `upper_mib` holds, if the estimator states one
-    allocated_mib: int | None = None
-    reserved_mib: int | None = None
-    steps_seen: int | None = None  # optimizer steps of a trial run
-    rests_on: str = ""  # training data of a learned estimator
-    gpu_model: str | None = None  # GPU model of the measurement or the computation
-    parts_mib: dict[str, int] = {}  # parts of the footprint, if the estimator knows them
-    runtime_s: float | None = None  # expected run time alone
+class EstimateView(EstimateFigures, Answer, frozen=True, kw_only=True, forbid_unknown_fields=False):
     demand: dict[str, float] = {}  # expected activity alone, each 0 to 1; empty: unknown
-    demand_predicted: bool = False  # computed from the layers of a trial run, not observed
-    warnings: tuple[str, ...] = ()
 
 
 class ActivityView(Activity, Answer, frozen=True, kw_only=True, forbid_unknown_fields=False):

@@ -122,7 +122,7 @@ class Alone(Record, frozen=True, kw_only=True):
     pace: float = 1.0  # predicted; 1: as fast as alone
 
 
-class Estimate(Record, frozen=True, kw_only=True):
+class EstimateFigures(Record, frozen=True, kw_only=True):
     """Predicted memory per GPU of the task. `upper_mib` is booked; `source` is the name of the estimator."""
 
     footprint_mib: int
@@ -131,7 +131,6 @@ class Estimate(Record, frozen=True, kw_only=True):
     level: float | None = None  # probability that `upper_mib` holds, if the estimator states one
     allocated_mib: int | None = None
     reserved_mib: int | None = None
-    demand: Demand | None = None
     demand_predicted: bool = False  # whether `demand` was computed from a description, not observed in a run
     runtime_s: float | None = None
     gpu_model: str | None = None
@@ -140,6 +139,10 @@ class Estimate(Record, frozen=True, kw_only=True):
     rests_on: str = ""  # training data of a learned estimator
     parts_mib: dict[str, int] = {}  # parts of the footprint, if the estimator knows them
     warnings: tuple[str, ...] = ()
+
+
+class Estimate(EstimateFigures, frozen=True, kw_only=True):
+    demand: Demand | None = None
 
 
 class NoEstimate(Record, frozen=True, kw_only=True):
