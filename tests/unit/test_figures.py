@@ -7,8 +7,18 @@ from msgspec.structs import replace
 
 from carma.core.model.settings import WarmUp, WindowRules
 from carma.demo.comparison import fast_settings
-from carma.demo.figure_table import Row, changes, plain_table, rows
-from carma.demo.figures import ReplayedTask, change_percent, mean, percentile, summarise, time_average
+from carma.demo.figures import (
+    ReplayedTask,
+    Row,
+    change_percent,
+    changes,
+    mean,
+    percentile,
+    plain_table,
+    rows,
+    summarise,
+    time_average,
+)
 from carma.demo.live_view import line_of
 from carma.demo.replay import Progress, counter_between
 from carma.wire.api_types import AttemptView, GpuView

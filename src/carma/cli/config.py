@@ -11,7 +11,7 @@ import msgspec
 from carma.cli.connection import ask
 from carma.cli.error_output import note
 from carma.cli.output import Column, Field, print_json, print_records
-from carma.cli.verb import Verb, json_flag
+from carma.cli.verb import Verb, VerbGroup, json_flag
 from carma.client import Client
 from carma.config import Settings, describe, load_settings
 from carma.errors import NotFound, Unreachable, Usage
@@ -26,13 +26,7 @@ carma config show --local    settings that a daemon started now would have
 """
 
 
-class ConfigVerbs(click.Group):
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        formatter.write_paragraph()
-        formatter.write("Examples:\n  carma config show gate\n  carma config check carma.toml\n")
-
-
-@click.group("config", cls=ConfigVerbs)
+@click.group("config", cls=VerbGroup, examples="carma config show gate\ncarma config check carma.toml")
 def command() -> None:
     """Print or check the settings. Order: flags, environment, file, default."""
 

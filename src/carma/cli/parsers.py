@@ -112,7 +112,7 @@ def parse_begin(text: str, now: float | None = None) -> float:
     """`now+1hour`, `+30m`, `16:30`, `tomorrow`, `2026-01-31T16:30`: seconds since the epoch, in the local zone."""
     now = time.time() if now is None else now
     text = text.strip().lower()
-    today = datetime.datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0)
+    today = _midnight(now)
     if text == "now":
         return now
     if ahead := _AHEAD.match(text):
@@ -135,9 +135,12 @@ def parse_past(text: str, now: float | None = None) -> float:
     """`2h` (ago), `today`, `2026-01-31`. Without `now` only the syntax is checked."""
     by = time.time() if now is None else now
     wrong = ValueError(f"{text!r} is not a time in the past; write for example 2h, 7d, today or 2026-01-31")
+    word = text.strip().lower()
     try:
-        ago = re.fullmatch(r"[0-9.]+\s*[smhd]", text.strip().lower())
-        at = by - parse_duration_s(text) if ago else _moment(text.strip(), by)
+        if re.fullmatch(r"[0-9.]+\s*[smhd]", word):
+            at = by - parse_duration_s(text)
+        else:
+            at = (_midnight(by) if word == "today" else datetime.datetime.fromisoformat(word.upper())).timestamp()
     except (ValueError, OverflowError):
         raise wrong from None
     if now is not None and at > now:
@@ -145,10 +148,9 @@ def parse_past(text: str, now: float | None = None) -> float:
     return at
 
 
-def _moment(text: str, now: float) -> float:
-    if text.lower() == "today":
-        return datetime.datetime.combine(datetime.date.fromtimestamp(now), datetime.time()).timestamp()
-    return datetime.datetime.fromisoformat(text.upper()).timestamp()
+def _midnight(now: float) -> datetime.datetime:
+    """The beginning of the day, in the local zone."""
+    return datetime.datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 def parse_text(text: str) -> str:

@@ -24,7 +24,7 @@ import msgspec
 
 from carma import __version__
 from carma.core.model.values import Record
-from carma.demo import figure_table
+from carma.demo import figures
 from carma.demo.figures import ReplayFigures
 from carma.demo.live_view import REFRESH_S, live_view
 from carma.demo.replay import Replay, Stopped
@@ -148,10 +148,10 @@ def _json(
         "speed": options.speed,
         "policy": options.policy,
         "real_s": round(real_s, 1),
-        "exclusive": figure_table.with_old_names(msgspec.to_builtins(exclusive)),
-        "collocated": figure_table.with_old_names(msgspec.to_builtins(collocated)),
-        "change_percent": figure_table.with_old_names(figure_table.changes(exclusive, collocated)),
-        "published_percent": figure_table.with_old_names(figure_table.PUBLISHED_PERCENT),
+        "exclusive": figures.with_old_names(msgspec.to_builtins(exclusive)),
+        "collocated": figures.with_old_names(msgspec.to_builtins(collocated)),
+        "change_percent": figures.with_old_names(figures.changes(exclusive, collocated)),
+        "published_percent": figures.with_old_names(figures.PUBLISHED_PERCENT),
         "kept": kept,
     }
     return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()
@@ -182,11 +182,11 @@ def _machine() -> dict[str, object]:
 def _closing(
     options: Options, results: tuple[ReplayFigures, ReplayFigures], real_s: float, kept: tuple[str, ...]
 ) -> str:
-    header = figure_table.Row("", "exclusive", options.policy, "change", "published")
+    header = figures.Row("", "exclusive", options.policy, "change", "published")
     failed = sum(result.tasks - result.succeeded for result in results)
     lines = [
         "",
-        figure_table.plain_table(header, figure_table.rows(*results)),
+        figures.plain_table(header, figures.rows(*results)),
         "",
         f"Times are virtual ({options.speed:g} x real time); the demo took {real_s:.0f} s. Published: abstract of the "
         "CARMA paper, its best policy on real A100s.",

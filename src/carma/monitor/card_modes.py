@@ -10,7 +10,6 @@ from carma.errors import NoGpus
 from carma.monitor.devices import mig_instances
 from carma.monitor.gpm import is_offered
 from carma.monitor.gpu_faults import Code, DriverGone, GpuLost, Nvml, ask, code_of
-from carma.monitor.nvml import load_nvml
 
 ComputeMode = Literal["default", "exclusive_thread", "prohibited", "exclusive_process"]
 _COMPUTE_MODES: dict[int, ComputeMode] = {  # nvml.h, nvmlComputeMode_t
@@ -42,12 +41,8 @@ class MachineFacts(Record, frozen=True, kw_only=True):
     cards: tuple[CardFacts, ...] = ()
 
 
-def open_facts() -> MachineFacts:
-    """Of this machine. Raises NoGpus if no driver answers."""
-    return machine_facts(load_nvml())
-
-
 def machine_facts(nvml: Nvml) -> MachineFacts:
+    """Raises NoGpus if no driver answers."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -57,18 +52,13 @@ def machine_facts(nvml: Nvml) -> MachineFacts:
             driver=str(ask(nvml, "nvmlSystemGetDriverVersion") or ""),
             nvml=str(ask(nvml, "nvmlSystemGetNVMLVersion") or ""),
             cuda=_cuda(ask(nvml, "nvmlSystemGetCudaDriverVersion")),
-            cards=card_facts(nvml),
+            cards=tuple(_card(nvml, index) for index in range(ask(nvml, "nvmlDeviceGetCount") or 0)),
         )
     except (DriverGone, GpuLost) as error:
         raise NoGpus(f"the NVIDIA driver does not answer: {error}") from error
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
-
-
-def card_facts(nvml: Nvml) -> tuple[CardFacts, ...]:
-    """Every card of the driver, in the order of their indices. NVML must be open."""
-    return tuple(_card(nvml, index) for index in range(ask(nvml, "nvmlDeviceGetCount") or 0))
 
 
 def _card(nvml: Nvml, index: int) -> CardFacts:

@@ -15,7 +15,6 @@ from typing import Any
 
 from carma.core.model.values import Gpu, GpuId, GpuSample
 from carma.errors import NoGpus
-from carma.monitor import namespaces
 from carma.monitor import process_listing as listing
 from carma.monitor.dcgm_thread import DcgmReader, DcgmThread
 from carma.monitor.devices import Devices, Environment, GpuDevice, find
@@ -38,7 +37,7 @@ class NvmlSampler:
         *,
         monotonic: Callable[[], float] = time.monotonic,
         process_name: Callable[[int], str] = listing.process_name,
-        own_pid: Callable[[int], int] = namespaces.same_pid,
+        own_pid: Callable[[int], int] = listing.same_pid,
         dcgm: DcgmThread | None = None,
         engine_s: float = ENGINE_S,
     ) -> None:
@@ -198,5 +197,5 @@ def open_nvml(engine_s: float = ENGINE_S) -> NvmlSampler:
 
     `engine_s`: interval of querying engine activity; 0 for a study that needs it in each sample.
     """
-    own_pid = namespaces.translation(os.environ)
+    own_pid = listing.translation(os.environ)
     return NvmlSampler(load_nvml(), own_pid=own_pid, dcgm=DcgmThread(), engine_s=engine_s)

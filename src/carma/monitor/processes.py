@@ -1,8 +1,8 @@
 """Attribution of the processes that the driver lists to attempts. Pure.
 
 The launcher knows the descendants of each attempt. They are matched by pid, MPS clients included; the sampler has
-translated the pids into this machine's namespace if necessary (`namespaces`). A process that descends from no attempt
-(a container that a service started, a daemon that left its session) stays foreign.
+translated the pids into this machine's namespace if necessary (`process_listing.translation`). A process that descends
+from no attempt (a container that a service started, a daemon that left its session) stays foreign.
 """
 
 from __future__ import annotations

@@ -20,15 +20,7 @@ from carma.vgpu.device import LIMIT_VARIABLE, Device, reap, share_lock
 from carma.vgpu.device_state import VirtualGpu, VirtualWorld, advance
 
 
-def create(
-    directory: str,
-    gpus: int,
-    memory_mib: int,
-    speed: float = 1.0,
-    name: str | None = None,
-    *,
-    shared: bool | None = None,
-) -> Device:
+def create(directory: str, gpus: int, memory_mib: int, speed: float = 1.0, *, shared: bool | None = None) -> Device:
     """A new world; it replaces an existing one in the directory. `shared`: open to every user (default: if made by
     root)."""
     if gpus < 1 or memory_mib < 1 or not 0.0 < speed < 1e6:
@@ -37,7 +29,7 @@ def create(
             "Give at least one GPU, at least 1 MiB and a speed above 0.",
         )
     shared = os.geteuid() == 0 if shared is None else shared
-    name = name or default_name(memory_mib)
+    name = f"Virtual GPU {memory_mib / 1024:g} GiB" if memory_mib >= 1024 else f"Virtual GPU {memory_mib} MiB"
     cards = [VirtualGpu(id=gpu_uuid(index), index=index, name=name, memory_mib=memory_mib) for index in range(gpus)]
     now_s, boot = time.monotonic(), procfs.boot_id()
     world = VirtualWorld(boot=boot, origin_s=now_s, epoch_s=time.time(), speed=speed, shared=shared, gpus=cards)
@@ -64,18 +56,18 @@ def reopen(directory: str, speed: float | None = None) -> Device:
     return device
 
 
-def ensure(directory: str, gpus: int, memory_mib: int, speed: float = 1.0, name: str | None = None) -> Device:
+def ensure(directory: str, gpus: int, memory_mib: int, speed: float = 1.0) -> Device:
     """The world of that shape: the existing one in the directory or, if its shape differs, a new one.
 
     A world of another shape is replaced only if no process uses it.
     """
     device = Device(directory)
     if not device.exists():
-        return create(directory, gpus, memory_mib, speed, name)
+        return create(directory, gpus, memory_mib, speed)
     try:
         world = device.read()
     except StoreError:  # cut short by a power failure: no process can use it
-        return create(directory, gpus, memory_mib, speed, name)
+        return create(directory, gpus, memory_mib, speed)
     wanted = [(gpu_uuid(index), memory_mib) for index in range(gpus)]
     if [(gpu.id, gpu.memory_mib) for gpu in world.gpus] == wanted:
         return reopen(directory, speed)
@@ -86,7 +78,7 @@ def ensure(directory: str, gpus: int, memory_mib: int, speed: float = 1.0, name:
             f"{len(world.processes)} running {'process' if len(world.processes) == 1 else 'processes'}",
             "Start with the shape they were made with, or stop those processes first.",
         )
-    return create(directory, gpus, memory_mib, speed, name)
+    return create(directory, gpus, memory_mib, speed)
 
 
 class VirtualConfiner:
@@ -122,10 +114,6 @@ class VirtualConfiner:
 def gpu_uuid(index: int) -> str:
     """Equal for equal indices everywhere, so that a new world has the same GPUs."""
     return f"VGPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'carma virtual GPU {index}')}"
-
-
-def default_name(memory_mib: int) -> str:
-    return f"Virtual GPU {memory_mib / 1024:g} GiB" if memory_mib >= 1024 else f"Virtual GPU {memory_mib} MiB"
 
 
 def _rebase(world: VirtualWorld, speed: float) -> None:

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from carma.cli import carma
 from carma.cli.verb import Renamed
-from carma.demo import figure_table
-from carma.demo.figures import ReplayedTask, summarise
+from carma.demo.figures import OLD_NAMES, ReplayedTask, summarise, with_old_names
 from tests.unit.cli.scripted_daemon import running, task_view
 
 # verb: the flag, what it was called, a value
@@ -85,8 +84,8 @@ def test_the_json_of_the_demo_has_new_and_old_names_of_figures() -> None:
     view = task_view(1, submitted_at=0, ended_at=9, outcome={"kind": "succeeded"}, attempts=(attempt,))
     run = ReplayedTask(view=view, alone_s=3)
     figures = summarise([run], sm_active_mean=0.5)
-    told = figure_table.with_old_names({"wait_mean_s": figures.wait_mean_s, "sm_active_mean": figures.sm_active_mean})
+    told = with_old_names({"wait_mean_s": figures.wait_mean_s, "sm_active_mean": figures.sm_active_mean})
     assert told == {"wait_mean_s": 5.0, "waiting_mean_s": 5.0, "sm_active_mean": 0.5, "sm_active": 0.5}
     fields = set(type(figures).__struct_fields__)
-    assert set(figure_table.OLD_NAMES) <= fields
-    assert not set(figure_table.OLD_NAMES.values()) & fields
+    assert set(OLD_NAMES) <= fields
+    assert not set(OLD_NAMES.values()) & fields

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from carma.core.model.values import NO_FRAMEWORKS, Frameworks, Gpu, GpuId
 from carma.core.ports import LaunchOrder
 from carma.launch.frameworks import find
-from carma.launch.memory_caps import Capped, framework_caps
-from carma.launch.torch_options import AllocatorOptions, has_fraction
+from carma.launch.memory_caps import AllocatorOptions, Capped, framework_caps, has_fraction
 from carma.testing.launcher_contract import order_of
 from tests.golden_text import assert_wording
 from tests.launch_orders import spec_of

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from carma.monitor.namespaces import has_card_open, pids_of, same_pid, translation
 from carma.monitor.nvml import NvmlSampler
+from carma.monitor.process_listing import has_card_open, pids_of, same_pid, translation
 from tests.scripted_nvml import MIB, Card, ScriptedNvml
 
 # A child in a pid namespace of its own, which waits for its input to end. Needs leave to make namespaces.

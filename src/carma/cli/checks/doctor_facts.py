@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
@@ -47,10 +48,7 @@ class DoctorFacts:
     @cached_property
     def server(self) -> ServerView | None:
         """The daemon that serves this user; None if no daemon answers."""
-        try:
-            return ask(Client.server, TIMEOUT_S)
-        except CarmaError:
-            return None
+        return _ask(Client.server, None)
 
     @property
     def foreign_server(self) -> ServerView | None:
@@ -66,17 +64,14 @@ class DoctorFacts:
     @cached_property
     def virtual(self) -> int:
         """Number of virtual GPUs of the daemon; 0 without a daemon and for real GPUs."""
-        try:
-            found: list[GpuView] = ask(Client.gpus, TIMEOUT_S)
-        except CarmaError:
-            return 0
-        return len(found) if all(gpu.kind == "virtual" for gpu in found) else 0
+        gpus: list[GpuView] = _ask(Client.gpus, [])
+        return _virtual(gpus)
 
     @cached_property
     def machine(self) -> card_modes.MachineFacts | None:
         """None if no driver answers; `found` has the reason."""
         try:
-            return card_modes.open_facts()
+            return card_modes.machine_facts(nvml.load_nvml())
         except NoGpus:
             return None
 
@@ -99,10 +94,8 @@ class DoctorFacts:
     @cached_property
     def running_settings(self) -> dict[str, SettingView]:
         """The settings of the daemon; empty if no daemon answers."""
-        try:
-            return {line.name: line for line in ask(Client.settings, TIMEOUT_S)}
-        except CarmaError:
-            return {}
+        settings: list[SettingView] = _ask(Client.settings, [])
+        return {line.name: line for line in settings}
 
     @cached_property
     def next_settings(self) -> dict[str, Any]:
@@ -123,6 +116,18 @@ class DoctorFacts:
         return self.next_settings.get(name, default)
 
 
+def _ask(question: Callable[[Client], T], otherwise: T) -> T:
+    """`otherwise` if no daemon answers."""
+    try:
+        return ask(question, TIMEOUT_S)
+    except CarmaError:
+        return otherwise
+
+
+def _virtual(gpus: list[GpuView]) -> int:
+    return len(gpus) if all(gpu.kind == "virtual" for gpu in gpus) else 0
+
+
 class ServerFacts(DoctorFacts):
     """The facts that the daemon reports; no driver library is opened."""
 
@@ -130,7 +135,7 @@ class ServerFacts(DoctorFacts):
         views = client.gpus()
         self.server = client.server()
         self.running_settings = {line.name: line for line in client.settings()}
-        self.virtual = len(views) if all(view.kind == "virtual" for view in views) else 0
+        self.virtual = _virtual(views)
         self.machine = None if self.virtual else card_modes.MachineFacts()
         self.found = Found(
             tuple(
