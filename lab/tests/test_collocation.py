@@ -227,7 +227,7 @@ def test_what_is_written_can_be_read_back(tmp_path: Path) -> None:
     head, points = points_of(str(tmp_path / "points.json"))
     assert len(points) == len(table["points"])
     assert "points" not in head
-    assert PUBLISHED.gpu == head["published"]["gpu"]
+    assert PUBLISHED["gpu"] == head["published"]["gpu"]
 
 
 POINT = '{"task": "TASK", "mechanism": "mps", "copies": 1, "images_per_s": 1, "each_images_per_s": [1], "step_ms": 1}'

@@ -50,7 +50,7 @@ def measure(jobs: int, say: Say, *, defaults_too: bool = True) -> Iterator[Figur
 
 
 def _figures(
-    name: str, verb: str, jobs: int, submit: Callable[[], None], all_ended: Callable[[], bool]
+    name: str, verb: str, jobs: int, submit: Callable[[], object], all_ended: Callable[[], bool]
 ) -> Iterator[Figure]:
     began = time.perf_counter()
     latencies_ms = [time_ms(submit) for _ in range(jobs)]
@@ -73,17 +73,13 @@ def _carma(jobs: int) -> Iterator[Figure]:
         def ended() -> bool:
             return not daemon.client.tasks()
 
-        yield from _figures("carma_library", "carma.client", jobs, lambda: _drop(daemon.client.submit(request)), ended)
+        yield from _figures("carma_library", "carma.client", jobs, lambda: daemon.client.submit(request), ended)
         command = [sys.executable, "-m", "carma", "submit", "--parsable", "--", true]
 
         def submit() -> None:
             subprocess.run(command, env=daemon.environment, cwd=daemon.work, check=True, stdout=subprocess.DEVNULL)
 
         yield from _figures("carma_cli", "carma submit", jobs, submit, ended)
-
-
-def _drop(_: object) -> None:
-    """For a callable whose answer is not wanted."""
 
 
 def _task_spooler(tsp: str, jobs: int) -> Iterator[Figure]:
@@ -98,7 +94,7 @@ def _task_spooler(tsp: str, jobs: int) -> Iterator[Figure]:
 
     try:
         call("-S", str(SLOTS))
-        yield from _figures("task_spooler", "tsp -n", jobs, lambda: _drop(call("-n", "true")), ended)
+        yield from _figures("task_spooler", "tsp -n", jobs, lambda: call("-n", "true"), ended)
     finally:
         with contextlib.suppress(subprocess.CalledProcessError):
             call("-K")

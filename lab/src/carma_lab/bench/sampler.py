@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 from carma.core.model.values import Record
 from carma.demo.figures import percentile
@@ -90,26 +90,35 @@ def run(options: Options, nvml: Any = None) -> int:
     return 0
 
 
+class Look(NamedTuple):
+    """One way to read all GPUs, `hz` times a second for `seconds`."""
+
+    name: str
+    hz: float
+    seconds: float
+    call: Callable[[NvmlSampler], object]
+
+
 def measure(options: Options, nvml: Any) -> Report:
     machine = facts()
     meter = Meter(nvml)
     plain, metered = SamplerGroup(nvml, options.gpus), SamplerGroup(meter, options.gpus)
+    part_s = options.seconds / PART
+    looks = (
+        Look("sample", SAMPLE_HZ, options.seconds, lambda sampler: sampler.sample(time.time())),
+        Look("glance", GLANCE_HZ, part_s, _glance),
+    )
     try:
-        looks = (
-            (_sample, "sample", SAMPLE_HZ, options.seconds),
-            (_glance, "glance", GLANCE_HZ, options.seconds / PART),
-        )
-        costs = tuple(plain.cost(look, name, hz, seconds) for look, name, hz, seconds in looks)
-        calls = tuple(
-            call for look, name, hz, _ in looks for call in metered.calls(meter, look, name, hz, options.seconds / PART)
-        )
+        costs = tuple(plain.cost(look) for look in looks)
+        calls = tuple(call for look in looks for call in metered.calls(meter, look._replace(seconds=part_s)))
+        first = plain.samplers[0]
         return Report(
             command=command_of("sampler", options),
             gpus=options.gpus,
-            cards=plain.cards(),
-            sources=plain.sources(),
-            processes=plain.processes(),
-            driver=plain.driver(),
+            cards=tuple(gpu.name for gpu in first.gpus()),
+            sources=tuple(gpu.capabilities.source for gpu in first.gpus()),
+            processes=sum(len(sample.processes or ()) for sample in first.sample(time.time())),
+            driver=first.driver(),
             nvidia_ml_py=version("nvidia-ml-py"),
             machine=machine,
             costs=costs,
@@ -162,78 +171,60 @@ class SamplerGroup:
     def _reads(self) -> int:
         return sum(len(sampler.gpus()) for sampler in self.samplers)
 
-    def cost(self, look: Callable[[NvmlSampler], None], name: str, hz: float, seconds: float) -> Cost:
-        self._round(look)  # the first round asks what is later held; it is not counted
+    def cost(self, look: Look) -> Cost:
+        self._round(look)  # the first round asks what is cached afterwards; it is not counted
         began, used_s = time.monotonic(), _process_s()
-        spans_s = self._pace(look, hz, seconds)
+        spans_s = self._pace(look)
         process = (_process_s() - used_s) / (time.monotonic() - began)
         scale = self._gpus / self._reads
         spans_ms = [1000 * scale * span for span in spans_s]
         mean_ms = sum(spans_ms) / len(spans_ms)
         return Cost(
-            look=name,
-            hz=hz,
+            look=look.name,
+            hz=look.hz,
             rounds=len(spans_ms),
             mean_ms=mean_ms,
             p50_ms=percentile(spans_ms, 50),
             p95_ms=percentile(spans_ms, 95),
-            core_percent=100 * hz * mean_ms / 1000,
+            core_percent=100 * look.hz * mean_ms / 1000,
             process_percent=100 * scale * process,
         )
 
-    def calls(
-        self, meter: Meter, look: Callable[[NvmlSampler], None], name: str, hz: float, seconds: float
-    ) -> list[CallCost]:
-        """The dearest first."""
+    def calls(self, meter: Meter, look: Look) -> list[CallCost]:
+        """The most expensive call first."""
         self._round(look)
         meter.clear()
-        looks = len(self._pace(look, hz, seconds)) * self._reads
+        looks = len(self._pace(look)) * self._reads
         return [
             CallCost(
                 function=function,
-                look=name,
+                look=look.name,
                 calls_per_gpu=meter.calls[function] / looks,
                 mean_ms=1000 * spent_s / meter.calls[function],
-                core_percent=100 * hz * self._gpus * spent_s / looks,
+                core_percent=100 * look.hz * self._gpus * spent_s / looks,
             )
             for function, spent_s in sorted(meter.spent_s.items(), key=lambda item: -item[1])
         ]
-
-    def cards(self) -> tuple[str, ...]:
-        return tuple(gpu.name for gpu in self.samplers[0].gpus())
-
-    def sources(self) -> tuple[str, ...]:
-        return tuple(gpu.capabilities.source for gpu in self.samplers[0].gpus())
-
-    def processes(self) -> int:
-        return sum(len(sample.processes or ()) for sample in self.samplers[0].sample(time.time()))
-
-    def driver(self) -> str:
-        return self.samplers[0].driver()
 
     def close(self) -> None:
         for sampler in self.samplers:
             sampler.close()
 
-    def _pace(self, look: Callable[[NvmlSampler], None], hz: float, seconds: float) -> list[float]:
+    def _pace(self, look: Look) -> list[float]:
         """Processor seconds of each round."""
         due = time.monotonic()
         spans: list[float] = []
-        for _ in range(max(1, round(seconds * hz))):
-            due += 1 / hz
+        for _ in range(max(1, round(look.seconds * look.hz))):
+            due += 1 / look.hz
             time.sleep(max(0.0, due - time.monotonic()))
             spans.append(self._round(look))
         return spans
 
-    def _round(self, look: Callable[[NvmlSampler], None]) -> float:
+    def _round(self, look: Look) -> float:
         began = time.thread_time()
         for sampler in self.samplers:
-            look(sampler)
+            look.call(sampler)
         return time.thread_time() - began
-
-
-def _sample(sampler: NvmlSampler) -> None:
-    sampler.sample(time.time())
 
 
 def _glance(sampler: NvmlSampler) -> None:

@@ -19,9 +19,8 @@ from pathlib import Path
 
 from carma.client import Client
 from carma.core.model.values import Record, TaskSpec
-from carma.errors import CarmaError
 from carma.paths import find_paths
-from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, ending_in_order
+from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, ending_in_order, wait_until
 from carma.wire.api_types import SubmitRequest, TaskView
 from carma_lab.bench.machine import time_ms
 from carma_lab.bench.results_file import Figure, FigureLog, percentiles
@@ -87,8 +86,9 @@ class Soak:
         began_s = time.monotonic()
         self._pass(tasks - first)
         took_s = time.monotonic() - began_s
+        unfinished = sum(self._daemon.client.task(task).state != "finished" for task in self._ids)
         yield Figure(name="tasks.rate", value=(tasks - first) / took_s, unit="1/s", how=f"{tasks - first} short tasks")
-        yield Figure(name="tasks.unfinished", value=self._unfinished(), unit="", how="of all, by their ids")
+        yield Figure(name="tasks.unfinished", value=unfinished, unit="", how="of all, by their ids")
         yield from self._latencies("last", first)
         yield from self._use("end")
         yield from self._retain(retention_s)
@@ -123,14 +123,7 @@ class Soak:
         return len(unfinished)
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + FINISH_LIMIT_S
-        while not condition():
-            if time.monotonic() > deadline_s:
-                raise CarmaError(f"tasks did not end within {FINISH_LIMIT_S:g} s")
-            time.sleep(0.02)
-
-    def _unfinished(self) -> int:
-        return sum(self._daemon.client.task(task).state != "finished" for task in self._ids)
+        wait_until(condition, FINISH_LIMIT_S, f"tasks did not end within {FINISH_LIMIT_S:g} s")
 
     @contextlib.contextmanager
     def _client_of(self, uid: int) -> Iterator[Client]:

@@ -171,7 +171,7 @@ class CollocationStudy(Study):
             "batch": BATCH,
             "tasks": {task: COLLOCATED[task].name for task in self._options.task},
             "footprint_mib": self._footprints,
-            "published": msgspec.to_builtins(PUBLISHED),
+            "published": PUBLISHED,
             "points": relative_to_one(self.points),
         }
         written.write(self._head() | more, self._options.json)

@@ -31,23 +31,14 @@ class Point(Shown, frozen=True, kw_only=True):
     energy_per_image_j: float | None = None
 
 
-class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """What was published: the throughput of the best collocation against one task alone."""
-
-    gpu: str
-    source: str
-    small: tuple[float, float]
-    large: tuple[float, float]
-    order: str
-
-
-PUBLISHED = Published(
-    gpu="NVIDIA A100",
-    source="published for an A100, and handed down; the abstract of arXiv 2209.06018 says up to four times",
-    small=(5.35, 5.35),
-    large=(1.15, 1.17),
-    order="MPS > MIG > naive",
-)
+RANGES = {"small": (5.35, 5.35), "large": (1.15, 1.17)}
+# The published throughput of the best collocation relative to one task alone.
+PUBLISHED = {
+    "gpu": "NVIDIA A100",
+    "source": "published for an A100, and handed down; the abstract of arXiv 2209.06018 says up to four times",
+    **RANGES,
+    "order": "MPS > MIG > naive",
+}
 
 
 def points_of(path: str) -> tuple[dict[str, Any], list[Point]]:
@@ -112,12 +103,12 @@ def _beside_published(task: str, points: Sequence[Point]) -> str:
             known = best.get(point.mechanism)
             best[point.mechanism] = point if known is None or point.relative > (known.relative or 0) else known
     ours = ", ".join(f"{NAMES.get(name, name)} {p.relative:.2f} x with {p.copies}" for name, p in best.items())
-    return f"{task}: here at best {ours or 'nothing'}; published ({PUBLISHED.gpu}): {_published(task)}"
+    return f"{task}: here at best {ours or 'nothing'}; published ({PUBLISHED['gpu']}): {_published(task)}"
 
 
 def _published(task: str) -> str:
-    low, high = getattr(PUBLISHED, task)
-    return f"{low:.2f} to {high:.2f} x" if low != high else f"up to {high:.2f} x ({PUBLISHED.order})"
+    low, high = RANGES[task]
+    return f"{low:.2f} to {high:.2f} x" if low != high else f"up to {high:.2f} x ({PUBLISHED['order']})"
 
 
 def draw(head: dict[str, Any], points: Sequence[Point], path: str, figures: str) -> str | None:
@@ -154,7 +145,7 @@ def draw(head: dict[str, Any], points: Sequence[Point], path: str, figures: str)
 def _throughput(axes: Any, task: str, points: Sequence[Point], title: str) -> None:
     for mechanism in dict.fromkeys(point.mechanism for point in points):
         _line(axes, mechanism, [(p.copies, p.relative) for p in points if p.mechanism == mechanism])
-    low, high = getattr(PUBLISHED, task)
+    low, high = RANGES[task]
     most = max(point.copies for point in points)
     label = f"published (A100): {_published(task)}"
     if low == high:

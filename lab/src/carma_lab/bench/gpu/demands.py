@@ -5,15 +5,13 @@
 
 The tasks of the interference study, those of the published traces, and cases of the memory bench, in one process one
 after the other. Predicted demands are judged by it (lab/tools/fit_demand.py): nothing is fitted on these rows. Needs
-torch,
-torchvision, transformers and NVML's binding, nothing else. Data lies on the card, so that no loader holds a step up.
+torch, torchvision, transformers and NVML's binding, nothing else. Data lies on the card, so that no loader delays a
+step.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import gc
 import importlib
 import json
 import random
@@ -25,13 +23,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import carma.trial
-from carma_lab.bench.gpu.profiles import MIB, Meter, versions
+from carma_lab.bench.gpu.profiles import MIB, Meter, described, free_memory, measured, versions
 
 HERE = Path(__file__)
 INSIDE = Path(carma.trial.__file__).parent / "inside"
 ZOO = HERE.parents[1] / "memory" / "zoo"
-WARM_S, MOST_WARM_S, SPAN_S, WARM_STEPS = 0.4, 2.0, 0.9, 3
-ERROR_CHARS = 300
+MOST_WARM_S, SPAN_S = 2.0, 0.9
 
 
 class Named(NamedTuple):
@@ -54,16 +51,14 @@ def interference() -> Iterator[Named]:
 def traces() -> Iterator[Named]:
     from carma_lab.bench.gpu.profile_tasks import TASKS
 
-    def build_of(task: Any) -> Callable[[], Callable[[], Any]]:
-        def build() -> Callable[[], Any]:
-            steps = importlib.import_module("carma_lab.bench.gpu.profile_steps")
-            usual: Callable[[], Any] = steps.build(task, steps.Place("cuda")).usual
-            return usual
-
-        return build
-
     for task in TASKS:
-        yield Named(task.name, "trace", task.model, build_of(task), "fp32")
+        yield Named(task.name, "trace", task.model, partial(_trace_step, task), "fp32")
+
+
+def _trace_step(task: Any) -> Callable[[], Any]:
+    steps = importlib.import_module("carma_lab.bench.gpu.profile_steps")
+    usual: Callable[[], Any] = steps.build(task, steps.Place("cuda")).usual
+    return usual
 
 
 def zoo(lines: Sequence[str], seed: int) -> Iterator[Named]:
@@ -169,32 +164,15 @@ class Study:
         try:
             torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True
             step = task.build()
-            described = self._describer.describe(step)
-            described["checkpointing"] = bool(described.get("checkpointing"))
-            row |= self._measured(step)
+            description = self._describer.describe(step)
+            description["checkpointing"] = bool(description.get("checkpointing"))
+            span = measured(self._meter, step, lambda _: torch.cuda.synchronize(), MOST_WARM_S, SPAN_S)
+            row |= {"step_ms": span.step_ms, **span.shown}
             row |= {"footprint_mib": self._meter.own_mib(), "reserved_mib": torch.cuda.max_memory_reserved() // MIB}
-            row["described"] = described
+            row["described"] = description
         except Exception as error:
-            row["error"] = f"{type(error).__name__}: {error}"[:ERROR_CHARS]
+            row["error"] = described(error)
         return row
-
-    def _measured(self, step: Callable[[], Any]) -> dict[str, Any]:
-        import torch
-
-        began, steps = time.monotonic(), 0
-        while time.monotonic() - began < WARM_S or steps < WARM_STEPS:
-            step()
-            torch.cuda.synchronize()
-            steps += 1
-            if time.monotonic() - began > MOST_WARM_S:
-                break
-        first, steps = self._meter.mark(), 0
-        while time.monotonic() - first.at < SPAN_S:
-            step()
-            torch.cuda.synchronize()
-            steps += 1
-        last = self._meter.mark(end=True)
-        return {"step_ms": 1000.0 * (last.at - first.at) / steps, **self._meter.between(first, last)}
 
     def run(self, tasks: Iterator[Named], out: Path, done: set[str]) -> int:
         count = 0
@@ -210,16 +188,8 @@ class Study:
                 count += 1
                 said = row.get("error") or f"{row['step_ms']:.1f} ms, SM {row['sm_active']:.2f}"
                 print(f"{task.name}: {said}", flush=True)
-                self._clean()
+                free_memory()
         return count
-
-    def _clean(self) -> None:
-        import torch
-
-        gc.collect()
-        with contextlib.suppress(Exception):
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from carma_lab.bench.gpu import profile_models as own
 from carma_lab.bench.gpu.profile_tasks import Task
+from carma_lab.bench.memory.zoo.published import TEXTS
 
 Launch = Callable[[], Any]  # enqueues a step; gives the loss, which is not waited for
 RATE = 1e-7
@@ -25,16 +26,7 @@ TEXT = 512  # tokens, to which BERT's and GPT-2's texts are padded
 # here so that the arithmetic of a step fits the published time of one (no length was published).
 USUAL = {"xlnet-base": 256, "xlnet-large": 192}
 TABLE_ROWS = 20_000  # of each of DLRM's tables: with so many the memory comes to what was published
-BERT_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
-XLNET_BASE = {"d_model": 768, "n_layer": 12, "n_head": 12, "d_inner": 3072}
-# name: configuration class, model class, settings away from the configuration's defaults, the setting that is depth
-TEXTS: dict[str, tuple[str, str, dict[str, Any], str]] = {
-    "bert-base": ("BertConfig", "BertForMaskedLM", {"vocab_size": 28996}, "num_hidden_layers"),
-    "bert-large": ("BertConfig", "BertForMaskedLM", {"vocab_size": 28996, **BERT_LARGE}, "num_hidden_layers"),
-    "gpt2-large": ("GPT2Config", "GPT2LMHeadModel", {"n_embd": 1280, "n_layer": 36, "n_head": 20}, "n_layer"),
-    "xlnet-base": ("XLNetConfig", "XLNetForSequenceClassification", XLNET_BASE, "n_layer"),
-    "xlnet-large": ("XLNetConfig", "XLNetForSequenceClassification", {}, "n_layer"),
-}
+DEPTH = {"bert": "num_hidden_layers", "gpt2": "n_layer", "xlnet": "n_layer"}  # the setting that is the depth
 IMAGES = {
     "vgg16": "vgg16",
     "resnet50": "resnet50",
@@ -164,9 +156,9 @@ def _mnist(task: Task, place: Place) -> Launch:
 def _texts(task: Task, place: Place) -> Steps:
     _vision()  # transformers looks for it
     library = importlib.import_module("transformers")
-    config_name, model_name, settings, depth = TEXTS[task.model]
+    config_name, model_name, settings = TEXTS[task.model]
     if place.tiny:
-        settings = {**settings, depth: 1}
+        settings = {**settings, DEPTH[task.model.split("-")[0]]: 1}
     model = getattr(library, model_name)(getattr(library, config_name)(**settings))
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     n, most = _batch(task, place), 32 if place.tiny else TEXT

@@ -43,6 +43,10 @@ class Span(NamedTuple):
     shown: dict[str, float | None]
     clocks: dict[str, int | None]
 
+    @property
+    def step_ms(self) -> float:
+        return 1000.0 * self.seconds / self.steps
+
 
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m carma_lab.bench.gpu.profiles", description=__doc__)
@@ -134,8 +138,8 @@ class Study:
         try:
             row |= self._measured(task, span_s)
         except Exception as error:
-            row["error"] = _told(error)
-        self._clean()
+            row["error"] = described(error)
+        free_memory()
         self._spent_s.append(_elapsed_s() - began - row.get("seconds", 0.0))
         return row
 
@@ -148,12 +152,11 @@ class Study:
         began = _elapsed_s()
         steps.largest().item()
         first_step_s = _elapsed_s() - began
-        self._warm(steps.usual)
-        span = self._span(steps.usual, span_s)
+        span = measured(self._meter, steps.usual, lambda loss: loss.item(), MOST_WARM_S, span_s)
         return {
             "steps": span.steps,
             "seconds": span.seconds,
-            "step_ms": 1000.0 * span.seconds / span.steps,
+            "step_ms": span.step_ms,
             "host_ms": 1000.0 * span.host_s / span.steps,
             "cpu": span.cpu_s / span.seconds,
             **span.shown,
@@ -162,31 +165,6 @@ class Study:
             "build_s": build_s,
             "first_step_s": first_step_s,
         }
-
-    def _warm(self, launch: Callable[[], Any]) -> None:
-        began, steps = time.monotonic(), 0
-        while True:
-            launch().item()
-            steps += 1
-            spent_s = time.monotonic() - began
-            if spent_s > MOST_WARM_S or (spent_s > WARM_S and steps >= WARM_STEPS):
-                return
-
-    def _span(self, launch: Callable[[], Any], span_s: float) -> Span:
-        host_s, steps, cpu_s = 0.0, 0, time.process_time()
-        first = self._meter.mark()
-        while True:
-            began = time.monotonic()
-            loss = launch()
-            host_s += time.monotonic() - began
-            loss.item()
-            steps += 1
-            if time.monotonic() - first.at >= span_s:
-                break
-        last = self._meter.mark(end=True)
-        clocks = self._meter.clocks_mhz()
-        shown = self._meter.between(first, last)
-        return Span(steps, last.at - first.at, host_s, time.process_time() - cpu_s, shown, clocks)
 
     def _memory(self) -> dict[str, Any]:
         used_mib = self._beyond(self._meter.used_mib())
@@ -204,15 +182,6 @@ class Study:
     def _beyond(self, used_mib: int | None) -> int | None:
         """Of the card's memory, what this process took: the card is its own."""
         return None if used_mib is None or self._used_before_mib is None else used_mib - self._used_before_mib
-
-    def _clean(self) -> None:
-        gc.collect()
-        if self._args.device != "cpu":
-            import torch
-
-            with contextlib.suppress(Exception):  # a task that failed may have left the device in disorder
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
 
     def _wait(self) -> None:
         if self._args.device != "cpu":
@@ -248,7 +217,39 @@ def versions(torch: Any) -> dict[str, Any]:
     return {**found, "cores": os.cpu_count(), "date": time.strftime("%Y-%m-%d")}
 
 
-def _told(error: Exception) -> str:
+def measured(
+    meter: Meter, launch: Callable[[], Any], wait: Callable[[Any], object], most_warm_s: float, span_s: float
+) -> Span:
+    """Warms up, then measures. `launch` enqueues a step, and `wait` waits for what it returned."""
+    began, steps = time.monotonic(), 0
+    while (spent_s := time.monotonic() - began) <= most_warm_s and (spent_s <= WARM_S or steps < WARM_STEPS):
+        wait(launch())
+        steps += 1
+    host_s, steps, cpu_s = 0.0, 0, time.process_time()
+    first = meter.mark()
+    while not steps or time.monotonic() - first.at < span_s:
+        began = time.monotonic()
+        launched = launch()
+        host_s += time.monotonic() - began
+        wait(launched)
+        steps += 1
+    last = meter.mark(end=True)
+    clocks = meter.clocks_mhz()
+    shown = meter.between(first, last)
+    return Span(steps, last.at - first.at, host_s, time.process_time() - cpu_s, shown, clocks)
+
+
+def free_memory() -> None:
+    """Before the next task. A task that failed may have left the device unusable for a while."""
+    import torch
+
+    gc.collect()
+    with contextlib.suppress(Exception):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def described(error: Exception) -> str:
     where = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"[:ERROR_CHARS]
 

@@ -195,9 +195,9 @@ def last(lines: Sequence[Line], *what: str) -> Line | None:
 
 
 ATTEMPT_FIELDS = (
-    "number", "booking_mib", "booking_source", "alone", "cap_mib", "mechanism", "guards", "note", "observed_mib",
-    "activity", "energy_j", "outcome", "blame",
-)  # fmt: skip
+    *("number", "booking_mib", "booking_source", "alone", "cap_mib", "mechanism", "guards", "note"),
+    *("observed_mib", "activity", "energy_j", "outcome", "blame"),
+)
 
 
 def summary(view: TaskView) -> dict[str, Any]:

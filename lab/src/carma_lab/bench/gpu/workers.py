@@ -38,13 +38,15 @@ class Worker:
     def __init__(self, name: str, worker: Sequence[str], environment: Mapping[str, str], percent: int = 100) -> None:
         self.name, self.percent = name, percent
         limited = {} if percent == 100 else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)}
+        # Without the MPS variables of the caller's shell, which would change what is measured.
+        own = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the worker
         self._process = subprocess.Popen(
             [*worker, name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**_environment(), **environment, **limited},
+            env={**own, **environment, **limited},
             text=True,
         )
 
@@ -111,11 +113,6 @@ class Worker:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return f": {lines[-1].strip()[:300]}" if lines else ""
-
-
-def _environment() -> dict[str, str]:
-    """Without what the caller's shell says of MPS, which would limit or lead astray what is measured."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
 
 
 def all_answers(workers: Iterable[Worker], span: Span) -> list[dict[str, Any]]:

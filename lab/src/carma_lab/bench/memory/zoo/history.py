@@ -11,18 +11,13 @@ import struct
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 ACTIONS = (
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "oom",
-    "snapshot",
+    *("alloc", "free_requested", "free_completed"),
+    *("segment_alloc", "segment_free", "segment_map", "segment_unmap"),
+    *("oom", "snapshot"),
 )
 CAP_EVENTS = 200_000
 _LENGTHS = struct.Struct("<II")
@@ -70,18 +65,10 @@ def unpack(record: bytes) -> tuple[str, list[Event]]:
     for length in header["columns"]:
         columns.append(zlib.decompress(record[at : at + length]))
         at += length
-    actions, sizes, ids, streams, table = (
-        columns[0],
-        _sums(array("q", columns[1])),
-        _sums(array("i", columns[2])),
-        columns[3],
-        array("q", columns[4]),
-    )
-    events = [
-        Event(ACTIONS[action], size, table[number], stream)
-        for action, size, number, stream in zip(actions, sizes, ids, streams, strict=True)
-    ]
-    return header["id"], events
+    actions, sizes, ids, streams, addresses = columns
+    table = array("q", addresses)
+    rows = zip(actions, accumulate(array("q", sizes)), accumulate(array("i", ids)), streams, strict=True)
+    return header["id"], [Event(ACTIONS[action], size, table[number], stream) for action, size, number, stream in rows]
 
 
 def records(data: bytes) -> Iterator[bytes]:
@@ -97,18 +84,4 @@ def records(data: bytes) -> Iterator[bytes]:
 
 
 def _delta(values: array[int]) -> array[int]:
-    last = 0
-    out = array(values.typecode)
-    for value in values:
-        out.append(value - last)
-        last = value
-    return out
-
-
-def _sums(deltas: array[int]) -> list[int]:
-    total = 0
-    out = []
-    for value in deltas:
-        total += value
-        out.append(total)
-    return out
+    return array(values.typecode, [value - before for before, value in pairwise([0, *values])])
