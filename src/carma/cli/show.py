@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
 from itertools import groupby
 
 from carma.cli.connection import connect
@@ -11,6 +10,7 @@ from carma.cli.output import heading, moment, print_facts, print_json
 from carma.cli.verb import json_flag, task_id, verb
 from carma.cli.wording import WAITING, activity_text, level_text, outcome_text, parts_text, ran_s, source_text
 from carma.core.model.units import show_count, show_j, show_mib, show_s
+from carma.launch.exit_outcome import name_of
 from carma.wire.api_types import AttemptView, StoryLine, TaskView
 from carma.wire.sharing_text import guards_phrase, mechanism_phrase
 
@@ -73,17 +73,10 @@ def _wants(task: TaskView) -> str:
         "exclusive" if task.exclusive else "",
         task.mechanism_asked or "",
         "" if task.threads_percent is None else f"{task.threads_percent} % of the SMs",
-        "" if task.checkpoint_signal is None else f"checkpoint on {_signal_name(task.checkpoint_signal)}",
+        "" if task.checkpoint_signal is None else f"checkpoint on {name_of(task.checkpoint_signal)}",
         f"priority {task.priority}" if task.priority else "",
     )
     return ", ".join(part for part in parts if part)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _times(task: TaskView, now: float) -> Facts:

@@ -94,7 +94,7 @@ class AttemptFiles:
             return None
 
     def log_path(self, key: AttemptKey, which: Stream) -> str:
-        return self.path(key, records.STDOUT if which == "stdout" else records.STDERR)
+        return self.path(key, records.LOGS[which])
 
     def open_log(self, key: AttemptKey, which: Stream) -> int | None:
         """A descriptor for reading CARMA's own log file of this attempt; None if it does not exist (yet)."""
@@ -104,8 +104,8 @@ class AttemptFiles:
         """The ends of both outputs: as the runner recorded them, otherwise from CARMA's own log files."""
         stderr, stdout = ending.stderr_tail, ending.stdout_tail
         return LastWords(
-            stderr if stderr is not None else self.read_tail(key, records.STDERR, TAIL_BYTES),
-            stdout if stdout is not None else self.read_tail(key, records.STDOUT, TAIL_BYTES),
+            stderr if stderr is not None else self.read_tail(key, records.LOGS["stderr"], TAIL_BYTES),
+            stdout if stdout is not None else self.read_tail(key, records.LOGS["stdout"], TAIL_BYTES),
         )
 
     def read_tail(self, key: AttemptKey, name: str, limit: int) -> str:

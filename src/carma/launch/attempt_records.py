@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 CLAIM, STARTED, EXIT = "claim.json", "started.json", "exit.json"
 STOP, STOP_SIGNALS, ASKED, SHARING = "stop", "told.json", "asked.json", "held.json"
-STDOUT, STDERR, RUNNER_LOG = "stdout.log", "stderr.log", "runner.log"
-ENDED = frozenset((EXIT, STDOUT, STDERR))  # files that stay once the outcome is in the database
+RUNNER_LOG = "runner.log"
+LOGS = {"stdout": "stdout.log", "stderr": "stderr.log"}  # of each stream
+ENDED = frozenset((EXIT, *LOGS.values()))  # files that stay once the outcome is in the database
 
 RESERVED_BYTES = 4096  # more than an exit record needs; see `reserve`
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 10.0

@@ -60,7 +60,7 @@ class Channel:
             os._exit(0)  # the runner has ended
 
 
-def become(order: dict[str, Any], own_logs: tuple[int | None, int | None], channel: Channel) -> NoReturn:
+def become(order: dict[str, Any], own_logs: dict[str, int], channel: Channel) -> NoReturn:
     """Never returns: afterwards the process is the command, or it has ended."""
     try:
         prepare(order, own_logs, channel)
@@ -73,7 +73,7 @@ def become(order: dict[str, Any], own_logs: tuple[int | None, int | None], chann
     os._exit(CANNOT_START)
 
 
-def prepare(order: dict[str, Any], own_logs: tuple[int | None, int | None], channel: Channel) -> None:
+def prepare(order: dict[str, Any], own_logs: dict[str, int], channel: Channel) -> None:
     """Everything before exec, as the submitter. The last report carries a descriptor to read each output file that the
     submitter named. It was opened with the submitter's rights: CARMA reads such a file through no other descriptor."""
     os.setsid()
@@ -88,8 +88,8 @@ def prepare(order: dict[str, Any], own_logs: tuple[int | None, int | None], chan
     except (OSError, ValueError) as error:
         raise CannotStart(f"cannot enter the working directory {order['directory']}: {why(error)}") from error
     stdout, stderr = open_outputs(order, own_logs, channel)
-    named = {name: fd for name, fd, own in zip(STREAMS, (stdout, stderr), own_logs, strict=True) if own is None}
-    readers = {name: reader for name, fd in named.items() if (reader := reader_of(fd)) is not None}
+    named = [(name, fd) for name, fd in zip(STREAMS, (stdout, stderr), strict=True) if name not in own_logs]
+    readers = {name: reader for name, fd in named if (reader := reader_of(fd)) is not None}
     sizes = {name: os.fstat(fd).st_size for name, fd in readers.items()}
     nothing = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     for source, target in ((nothing, 0), (stdout, 1), (stderr, 2)):
@@ -97,8 +97,8 @@ def prepare(order: dict[str, Any], own_logs: tuple[int | None, int | None], chan
     channel.report({"step": "executing " + " ".join(order["command"][:1]), "readers": sizes}, list(readers.values()))
 
 
-def open_outputs(order: dict[str, Any], own_logs: tuple[int | None, int | None], channel: Channel) -> tuple[int, int]:
-    stdout, stderr = own_logs
+def open_outputs(order: dict[str, Any], own_logs: dict[str, int], channel: Channel) -> tuple[int, int]:
+    stdout, stderr = map(own_logs.get, STREAMS)
     if stdout is None:
         channel.report({"step": f"opening {order['stdout']}"})
         stdout = open_log(order["stdout"], "output")

@@ -161,15 +161,15 @@ class SupervisedAttempt:
             ours.close()  # the runner must be its only holder: the child notices the runner's death by it
             child.become(self.order, logs, child.Channel(theirs))
         theirs.close()
-        for fd in logs:
-            if fd is not None:
-                os.close(fd)
+        for fd in logs.values():
+            os.close(fd)
         try:
             for report, fds in self.start_reports(ours):
                 if "readers" in report:
                     readers = zip(report["readers"].items(), fds, strict=True)
                     self.readers = {name: (fd, size) for (name, size), fd in readers}
-                    self.limits = self.output_limits(logs)
+                    if limit_bytes := self.order["max_output_bytes"]:
+                        self.limits = [OutputLimit(self.path + records.LOGS[stream], limit_bytes) for stream in logs]
                     self.record_start()
                     ours.send(child.PERMISSION)
         except ConnectionError:  # the child was killed; `wait` returns the signal
@@ -205,26 +205,18 @@ class SupervisedAttempt:
         if stop is not None:
             raise NotStarted(signal=stop["signal"], message="stopped before it started")
 
-    def own_logs(self) -> tuple[int | None, int | None]:
-        """Files in the attempt's directory, which only the daemon's user can change. None: the submitter named the
-        file, so the child opens it with the submitter's rights."""
-        fds: list[int | None] = []
+    def own_logs(self) -> dict[str, int]:
+        """By stream: files in the attempt's directory, which only the daemon's user can change. If the submitter named
+        a file, the child opens it with the submitter's rights."""
+        logs: dict[str, int] = {}
         identity = self.order.get("identity")
-        for named, own in ((self.order["stdout"], records.STDOUT), (self.order["stderr"], records.STDERR)):
-            if named is not None:
-                fds.append(None)
-                continue
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = os.open(self.path + own, flags, 0o600)
-            if identity is not None:
-                os.fchown(fd, identity["uid"], identity["gid"])
-            fds.append(fd)
-        return fds[0], fds[1]
-
-    def output_limits(self, logs: tuple[int | None, int | None]) -> list[OutputLimit]:
-        limit_bytes = self.order["max_output_bytes"]
-        names = [name for fd, name in zip(logs, (records.STDOUT, records.STDERR), strict=True) if fd is not None]
-        return [OutputLimit(self.path + name, limit_bytes) for name in names if limit_bytes]
+        for stream in child.STREAMS:
+            if self.order[stream] is None:
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                logs[stream] = os.open(self.path + records.LOGS[stream], flags, 0o600)
+                if identity is not None:
+                    os.fchown(logs[stream], identity["uid"], identity["gid"])
+        return logs
 
     def record_start(self) -> None:
         """Called before the permission to execute: every command that runs is on record. The request to stop is looked

@@ -52,40 +52,53 @@ class Environment(NamedTuple):
     engine_s: float = gpm.ENGINE_S
 
 
-@dataclass(slots=True)
 class GpuDevice:
-    """A GPU with its handle. The handle is valid as long as the driver; the UUID is permanent."""
+    """A GPU with its handle. The handle is valid as long as the driver; the UUID is permanent.
 
-    nvml: Nvml
-    gpu: Gpu
-    handle: Any
-    place: Place
-    memory_version: int | None  # None: the first version, which counts the driver's own memory as used
-    reader: ActivityReader | None  # None: coarse utilisation only
-    energy: EnergyCounter | None
-    processes: listing.ProcessList | None
-    utilisation: Cached[float | None]
+    `memory_version` None: the first version, which counts the driver's own memory as used. `reader` None: coarse
+    utilisation only.
+    """
+
+    def __init__(
+        self,
+        nvml: Nvml,
+        gpu: Gpu,
+        found: _Found,
+        environment: Environment,
+        memory_version: int | None,
+        reader: ActivityReader | None,
+    ) -> None:
+        self.gpu, self.place, self.reader = gpu, found.place, reader
+        self._nvml, self._handle, self._memory_version = nvml, found.handle, memory_version
+        can, monotonic = gpu.capabilities, environment.monotonic
+        self._energy = EnergyCounter(nvml, found.handle, monotonic) if can.energy else None
+        self._processes: listing.ProcessList | None = None
+        if can.processes:
+            names, own_pid = environment.process_name, environment.own_pid
+            self._processes = listing.ProcessList(nvml, found.handle, monotonic, name=names, own_pid=own_pid)
+        valid_s = 0.0 if reader is None else UTILISATION_S
+        self._utilisation = Cached(lambda: _gpu_util(nvml, found.handle), valid_s, monotonic)
 
     def sample(self, at: float) -> GpuSample:
         """Figures that the capabilities do not name are not queried and stay None. Raises GpuLost and DriverGone."""
         memory = self.sample_memory(at)  # first: it shows whether the card answers at all
-        power_w = _power_w(self.nvml, self.handle) if self.gpu.capabilities.power else None
+        power_w = _power_w(self._nvml, self._handle) if self.gpu.capabilities.power else None
         return replace(
             memory,
             activity=self.reader.read() if self.reader is not None else NO_ACTIVITY,
-            gpu_util=self.utilisation.get(),
+            gpu_util=self._utilisation.get(),
             power_w=power_w,
-            energy_j=None if self.energy is None else self.energy.read(power_w),
+            energy_j=None if self._energy is None else self._energy.read(power_w),
         )
 
     def sample_memory(self, at: float) -> GpuSample:
         """Memory and processes only. Raises GpuLost and DriverGone."""
-        memory = ask_memory(self.nvml, self.handle, self.memory_version)
+        memory = ask_memory(self._nvml, self._handle, self._memory_version)
         return GpuSample(
             gpu=self.gpu.id,
             at=at,
             memory_used_mib=None if memory is None else memory.used_mib,
-            processes=None if self.processes is None else self.processes.read(),
+            processes=None if self._processes is None else self._processes.read(),
         )
 
     def use(self, reader: ActivityReader) -> None:
@@ -178,35 +191,22 @@ def _add(nvml: Nvml, index: int, found: _Found, environment: Environment, device
 
 
 def _device(nvml: Nvml, index: int, found: _Found, environment: Environment) -> GpuDevice | None:
-    handle, place, monotonic = found.handle, found.place, environment.monotonic
+    handle, place = found.handle, found.place
     uuid = place.card if place.instance is None else ask(nvml, "nvmlDeviceGetUUID", handle)
     version = _memory_version(nvml, handle)
     memory = ask_memory(nvml, handle, version)
     if uuid is None or memory is None:
         return None
     reader = _reader(nvml, found, environment)
-    can = _capabilities(nvml, handle, reader)
     gpu = Gpu(
         id=GpuId(uuid),
         index=index,
         name=ask(nvml, "nvmlDeviceGetName", handle) or "unknown GPU",
         memory_mib=memory.usable_mib,
         kind="card" if place.instance is None else "mig",
-        capabilities=can,
+        capabilities=_capabilities(nvml, handle, reader),
     )
-    names, own_pid = environment.process_name, environment.own_pid
-    processes = listing.ProcessList(nvml, handle, monotonic, name=names, own_pid=own_pid) if can.processes else None
-    return GpuDevice(
-        nvml=nvml,
-        gpu=gpu,
-        handle=handle,
-        place=place,
-        memory_version=version,
-        reader=reader,
-        energy=EnergyCounter(nvml, handle, monotonic) if can.energy else None,
-        processes=processes,
-        utilisation=Cached(lambda: _gpu_util(nvml, handle), 0.0 if reader is None else UTILISATION_S, monotonic),
-    )
+    return GpuDevice(nvml, gpu, found, environment, version, reader)
 
 
 def _reader(nvml: Nvml, found: _Found, environment: Environment) -> ActivityReader | None:

@@ -332,7 +332,7 @@ def test_a_command_runs_only_with_the_permission_of_a_living_runner(tmp_path: Pa
     pid = os.fork()
     if pid == 0:
         ours.close()
-        become(order, (nothing, nothing), Channel(theirs))
+        become(order, {"stdout": nothing, "stderr": nothing}, Channel(theirs))
     theirs.close()
     os.close(nothing)
     while "readers" not in json.loads(ours.recv(4096)):
