@@ -158,29 +158,24 @@ class Loop:
             return max(STARTING_S, POLL_S / speed)
         return IDLE_S if not state.queue else max(POLL_S, IDLE_S / speed)
 
-    async def poll(self) -> None:
-        """Commit what happened to the active attempts, and start again what never started."""
+    async def poll(self) -> Sequence[AttemptKey]:
+        """Commit what happened to the active attempts. Returns those that never started: one that is to stop and never
+        reached the launcher has ended, the others are ordered again."""
         shell, executor = self._shell, self.executor
         keys = tuple(shell.state.active.values())
         if not keys:
-            return
+            return ()
         executor.kill_overdue()  # first: the rest fails on a full disk
         asked_s = time.monotonic()
         found = await executor.call_launcher(lambda: executor.launcher.poll(keys))
         if finder.events_of(shell.state, found, shell.clock.now()):
             await shell.change(lambda state: finder.events_of(state, found, shell.clock.now()))
         idle = [key for key in finder.never_launched(shell.state, found) if not executor.is_ordered(key, asked_s)]
-        if idle:
-            await self.settle_idle(idle)
-
-    async def settle_idle(self, idle: Sequence[AttemptKey]) -> None:
-        """Orders that were not carried out: an attempt that is to stop and never reached the launcher has ended, the
-        others are ordered again."""
-        shell, executor = self._shell, self.executor
         unknown = [key for key in idle if not executor.launcher.has_order(key)]
         if finder.called_off(shell.state, unknown, shell.clock.now()):
             await shell.change(lambda state: finder.called_off(state, unknown, shell.clock.now()))
         executor.launch_again([key for key in idle if shell.state.active.get(key.task) == key])
+        return idle
 
     async def cancel_all(self) -> None:
         """`carma down --cancel`: stop what runs and wait until it has ended."""
@@ -214,7 +209,7 @@ class Loop:
                 return
             await asyncio.sleep(POLL_S)
 
-    async def _guard(self, work: str, function: Callable[[], Awaitable[None]]) -> None:
+    async def _guard(self, work: str, function: Callable[[], Awaitable[object]]) -> None:
         try:
             await function()
         except StoreError:

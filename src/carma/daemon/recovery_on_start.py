@@ -111,14 +111,11 @@ async def reconcile(shell: Shell, loop: Loop, replayed: ReplayedLog) -> None:
 
 async def _commit_outcomes(shell: Shell, loop: Loop) -> None:
     """What happened while no daemon ran: attempts started, ended, or were never launched."""
-    executor, keys = loop.executor, tuple(shell.state.active.values())
-    found = await executor.call_launcher(lambda: executor.launcher.poll(keys))
-    await shell.change(lambda state: finder.events_of(state, found, shell.clock.now()))
-    idle = finder.never_launched(shell.state, found)
-    await loop.settle_idle(idle)
+    before = len(shell.state.active)
+    idle = await loop.poll()
     adopted = sum(isinstance(shell.state.tasks[task].status, Running) for task in shell.state.active)
-    if keys:
-        ended = len(keys) - len(shell.state.active)
+    if before:
+        ended = before - len(shell.state.active)
         running = show_count(adopted, "running task")
         log.info("%s adopted, %d had ended meanwhile, %d to be started again", running, ended, len(idle))
 

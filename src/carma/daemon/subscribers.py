@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import NamedTuple
 
 from carma.core.model.events import Durable
 from carma.core.state import State
@@ -40,15 +39,10 @@ class Subscription:
         return found
 
 
-class _Waiter(NamedTuple):
-    predicate: Callable[[State], bool]
-    done: asyncio.Future[bool]
-
-
 class Subscribers:
     def __init__(self) -> None:
         self._subscriptions: list[Subscription] = []
-        self._waiters: list[_Waiter] = []
+        self._waiting: dict[asyncio.Future[bool], Callable[[State], bool]] = {}  # with the predicate of each
 
     def subscribe(self) -> Subscription:
         subscription = Subscription(self._leave)
@@ -61,16 +55,15 @@ class Subscribers:
 
     async def wait_for(self, predicate: Callable[[State], bool], timeout_s: float) -> bool:
         """True once `check` finds that the predicate holds; False after `timeout_s` or `release`."""
-        waiter = _Waiter(predicate, asyncio.get_running_loop().create_future())
-        self._waiters.append(waiter)
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting[done] = predicate
         try:
             async with asyncio.timeout(timeout_s):
-                return await waiter.done
+                return await done
         except TimeoutError:
             return False
         finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+            del self._waiting[done]
 
     def publish(self, sequence: int, event: Durable) -> None:
         for subscription in list(self._subscriptions):
@@ -78,21 +71,17 @@ class Subscribers:
 
     def check(self, state: State) -> None:
         """Answer the waiters whose predicate holds. A predicate that raises fails only its own waiter."""
-        for waiter in self._waiters:
-            if waiter.done.done():
-                continue
+        for done, predicate in self._waiting.items():
             try:
-                if waiter.predicate(state):
-                    waiter.done.set_result(True)
+                if not done.done() and predicate(state):
+                    done.set_result(True)
             except Exception as error:
-                waiter.done.set_exception(error)
-        self._waiters[:] = [waiter for waiter in self._waiters if not waiter.done.done()]
+                done.set_exception(error)
 
     def release(self) -> None:
         """End all subscriptions and waits, because the daemon stops."""
         for subscription in list(self._subscriptions):
             subscription.close()
-        for waiter in self._waiters:
-            if not waiter.done.done():
-                waiter.done.set_result(False)
-        self._waiters.clear()
+        for done in self._waiting:
+            if not done.done():
+                done.set_result(False)

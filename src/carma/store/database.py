@@ -111,9 +111,7 @@ class Database:
     def _reader(self, doing: str) -> sqlite3.Connection:
         with contextlib.suppress(IndexError):
             return self._idle.pop()  # atomic; so is append
-        self._living()
-        if not self.in_place():
-            raise removed(self.path, doing)
+        self._usable(doing)
         address = f"{self.path.absolute().as_uri()}?mode=ro"
         return sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
 
@@ -127,9 +125,7 @@ class Database:
     def writing(self, doing: str, *, relaxed: bool = False) -> Iterator[sqlite3.Connection]:
         """A transaction, committed at the end of the block, rolled back if the block raises."""
         with self._turn, self._explained(doing):
-            connection = self._living()
-            if not self.in_place():
-                raise removed(self.path, doing)
+            connection = self._usable(doing)
             if relaxed:
                 connection.execute("PRAGMA synchronous = NORMAL")
             try:
@@ -150,9 +146,7 @@ class Database:
     def shrink(self, pages: int) -> int:
         """Return at most `pages` free pages to the file system; returns the number left. Relaxed."""
         with self._turn, self._explained("shrink"):
-            connection = self._living()
-            if not self.in_place():
-                raise removed(self.path, "shrink")
+            connection = self._usable("shrink")
             connection.execute("PRAGMA synchronous = NORMAL")
             try:
                 connection.executescript(f"PRAGMA incremental_vacuum({pages})")  # `execute` stops after one page
@@ -179,9 +173,11 @@ class Database:
             finally:
                 self._lock.release()
 
-    def _living(self) -> sqlite3.Connection:
+    def _usable(self, doing: str) -> sqlite3.Connection:
         if self._closed:
             raise StoreError(f"{self.path} has been closed", "The daemon is ending; start it again with `carma up`.")
+        if not self.in_place():
+            raise removed(self.path, doing)
         return self._connection
 
     @contextmanager

@@ -19,7 +19,6 @@ import os
 import sqlite3
 import stat
 from pathlib import Path
-from typing import NamedTuple
 
 from carma.store.schema import check, migrate
 from carma.store.store_errors import FileIdentity, empty, identity, missing, outdated
@@ -34,11 +33,6 @@ def log_of(path: Path) -> Path:
 
 def record_of(path: Path) -> Path:
     return path.with_name(path.name + ".last")
-
-
-class LastEvent(NamedTuple):
-    sequence: int
-    file: FileIdentity
 
 
 class LastEventRecord:
@@ -62,13 +56,13 @@ class LastEventRecord:
             self._descriptor = -1
 
 
-def read_record(path: Path) -> LastEvent | None:
-    """The record; None if it is missing or incomplete."""
+def read_record(path: Path) -> tuple[int, FileIdentity] | None:
+    """The last event and the file that has it; None if it is missing or incomplete."""
     try:
         sequence, device, inode = (int(word) for word in record_of(path).read_text().split())
     except (OSError, ValueError):
         return None
-    return LastEvent(sequence, (device, inode))
+    return sequence, (device, inode)
 
 
 def check_existing(path: Path) -> None:
@@ -79,11 +73,12 @@ def check_existing(path: Path) -> None:
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0, isolation_level=None)
     try:
         check(connection, path)
-        known, (_, last) = read_record(path), ends(connection)
+        _, last = ends(connection)
     finally:
         connection.close()
-    if known is not None and known.file == identity(path) and last < known.sequence:
-        raise outdated(path, last, known.sequence, record_of(path))
+    known = read_record(path)
+    if known is not None and known[1] == identity(path) and last < known[0]:
+        raise outdated(path, last, known[0], record_of(path))
 
 
 def ends(connection: sqlite3.Connection) -> tuple[int, int]:

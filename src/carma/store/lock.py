@@ -33,22 +33,19 @@ class HomeLock:
 
     def __init__(self, path: Path, patience_s: float = 1.0, name_patience_s: float = 15.0) -> None:
         self.path = path
+        self._descriptor = -1
+        self._name: socket.socket | None = None
         try:
             # O_CLOEXEC is Python's default: a task that outlives the daemon must not inherit the lock.
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise from_os(error, path, "lock") from error
-        self._name: socket.socket | None = None
-        try:
             self._lock_file(time.monotonic() + patience_s)
             self._take_name(time.monotonic() + name_patience_s)
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
-        except OSError as error:
+        except BaseException as error:
             self.release()
-            raise from_os(error, path, "lock") from error
-        except BaseException:
-            self.release()
+            if isinstance(error, OSError):
+                raise from_os(error, path, "lock") from error
             raise
 
     def _lock_file(self, deadline_s: float) -> None:
@@ -58,7 +55,8 @@ class HomeLock:
                 return
             except BlockingIOError:
                 if time.monotonic() >= deadline_s:
-                    raise self._already_running(*self._holder()) from None
+                    pid, _, host = os.pread(self._descriptor, 300, 0).decode(errors="replace").strip().partition(" ")
+                    raise self._already_running(pid, host) from None
             time.sleep(_PAUSE_S)
 
     def _take_name(self, deadline_s: float) -> None:
@@ -78,10 +76,6 @@ class HomeLock:
             if time.monotonic() >= deadline_s:
                 raise self._already_running("" if pid is None else str(pid), "")
             time.sleep(_NAME_PAUSE_S)
-
-    def _holder(self) -> tuple[str, str]:
-        pid, _, host = os.pread(self._descriptor, 300, 0).decode(errors="replace").strip().partition(" ")
-        return pid, host
 
     def _already_running(self, pid: str, host: str) -> AlreadyRunning:
         where = f" on {host}" if host and host != socket.gethostname() else ""

@@ -104,9 +104,8 @@ class Connection(HttpToolsProtocol):
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._arrival, self._stall):
-            if timer is not None:
-                timer.cancel()
+        _cancel(self._arrival)
+        _cancel(self._stall)
         self._unset_keepalive_if_required()
         self._forget_body()
         if self._counted and self._peer is not None:
@@ -153,19 +152,15 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._forget_body()
         self._in_head = True  # the next byte begins another head
-        if self._arrival is not None:
-            self._arrival.cancel()
-            self._arrival = None
+        _cancel(self._arrival)
         super().on_message_complete()
 
     def _expect_request(self, seconds: float) -> None:
         """Close the connection if no request has arrived by then. A body gets another `request_s` after its head."""
-        if self._arrival is not None:
-            self._arrival.cancel()
+        _cancel(self._arrival)
         self._arrival = self.loop.call_later(seconds, self._close_late)
 
     def _close_late(self) -> None:
-        self._arrival = None
         if not self.transport.is_closing():
             self.transport.close()
 
@@ -176,9 +171,8 @@ class Connection(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._stall is not None:
-            self._stall.cancel()
-            self._stall = None
+        _cancel(self._stall)
+        self._stall = None
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(Usage(msg, "this is an HTTP/1.1 socket; see `carma --help` and the API reference"))
@@ -193,6 +187,11 @@ class Connection(HttpToolsProtocol):
         )
         self.transport.write(head.encode("ascii") + body)
         self.transport.close()
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
 
 
 def _subtract(counts: Counter[int], uid: int, number: int) -> None:
