@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from carma.trial.layers.description import Described, Layer, ReadSummary
-from gpumemnet.summaries.keras_table import TableRow, box_rows, is_box, plain_rows
+from gpumemnet.summaries.keras_table import TableRow, is_box, table_rows
 from gpumemnet.summaries.shapes import Shape
-from gpumemnet.summaries.text import MOST_LAYERS, bad, counted, read_count, too_many
+from gpumemnet.summaries.text import MOST_LAYERS, bad, counted, has_inner, read_count, too_many
 from gpumemnet.summaries.totals import Figures, check_total, input_of, read_figures
 
 _NAME = re.compile(r"(?P<name>[^(]*?)\s*\((?P<kind>\w{1,200})(?P<cut>…?)(?P<closed>\)?)", re.ASCII)
@@ -58,7 +58,7 @@ def is_keras(lines: Sequence[str], header: int) -> bool:
 
 
 def read_keras(lines: Sequence[str], header: int, batch: int | None, sample: Shape) -> ReadSummary:
-    rows, end = box_rows(lines, header) if is_box(lines[header]) else plain_rows(lines, header)
+    rows, end = table_rows(lines, header)
     if not rows:
         raise bad(header, lines[header], "no layers follow the head of the table")
     if len(rows) > MOST_LAYERS:
@@ -147,14 +147,9 @@ def _channels_first(shape: Shape) -> Shape:
 
 def _leaves(found: Sequence[_KerasRow]) -> tuple[list[_KerasRow], int]:
     """The rows without models whose layers follow, and the number of nested models whose layers are not shown."""
-    leaves, hidden = [], 0
-    depths = [one.row.depth for one in found[1:]] + [0]
-    for one, below in zip(found, depths, strict=True):
-        if below > one.row.depth:
-            continue
-        hidden += one.kind in _MODELS
-        leaves.append(one)
-    return leaves, hidden
+    inner = has_inner([one.row.depth for one in found])
+    leaves = [one for one, has_rows in zip(found, inner, strict=True) if not has_rows]
+    return leaves, sum(one.kind in _MODELS for one in leaves)
 
 
 def _gaps(leaves: Sequence[_KerasRow], hidden: int, sample: Shape) -> tuple[str, ...]:

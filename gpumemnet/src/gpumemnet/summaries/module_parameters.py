@@ -133,36 +133,18 @@ def _convolution(printed: Printed) -> int:
     return weight + (given if _yes(printed, "bias") else 0)
 
 
-def _scaled_convolution(printed: Printed) -> int:
-    """With a gain for each output channel."""
-    return _convolution(printed) + int(printed["1"])
+def _linear(*taken: str) -> Callable[[Printed], int]:
+    """`taken`: names of the sizes of its inputs."""
+
+    def count(printed: Printed) -> int:
+        given = int(printed["out_features"])
+        return prod(int(printed[name]) for name in taken) * given + (given if _yes(printed, "bias") else 0)
+
+    return count
 
 
-def _linear(printed: Printed) -> int:
-    given = int(printed["out_features"])
-    return int(printed["in_features"]) * given + (given if _yes(printed, "bias") else 0)
-
-
-def _bilinear(printed: Printed) -> int:
-    given = int(printed["out_features"])
-    weight = int(printed["in1_features"]) * int(printed["in2_features"]) * given
-    return weight + (given if _yes(printed, "bias") else 0)
-
-
-def _hf_conv1d(printed: Printed) -> int:
-    return int(printed["nf"]) * int(printed["nx"]) + int(printed["nf"])
-
-
-def _batch_norm(printed: Printed) -> int:
-    return _affine(int(printed["0"]), printed, "affine")
-
-
-def _group_norm(printed: Printed) -> int:
-    return _affine(int(printed["1"]), printed, "affine")
-
-
-def _layer_norm(printed: Printed) -> int:
-    return _affine(prod(integers(printed["0"])), printed, "elementwise_affine")
+def _sizes(printed: Printed) -> int:
+    return prod(integers(printed["0"]))
 
 
 def _affine(width: int, printed: Printed, word: str) -> int:
@@ -170,14 +152,6 @@ def _affine(width: int, printed: Printed, word: str) -> int:
     if not _yes(printed, word):
         return 0
     return width * (2 if _yes(printed, "bias") else 1)
-
-
-def _rms_norm(printed: Printed) -> int:
-    return prod(integers(printed["0"])) if _yes(printed, "elementwise_affine") else 0
-
-
-def _embedding(printed: Printed) -> int:
-    return int(printed["0"]) * int(printed["1"])
 
 
 def _recurrent(gates: int, printed: Printed) -> int:
@@ -195,16 +169,20 @@ def _recurrent(gates: int, printed: Printed) -> int:
 
 _RULES: Mapping[str, Callable[[Printed], int]] = {
     r"(Std|Deform)?Conv[123]d(Same)?|ConvTranspose[123]d|Conv3D(Simple|NoTemporal)": _convolution,
-    r"ScaledStdConv2d(Same)?": _scaled_convolution,
-    r"(NonDynamicallyQuantizable)?Linear": _linear,
-    r"Bilinear": _bilinear,
-    r"Conv1D": _hf_conv1d,
-    r"(Sync)?BatchNorm(Act)?([123]d)?": _batch_norm,
-    r"InstanceNorm[123]d": _batch_norm,
-    r"GroupNorm1?(Act)?": _group_norm,
-    r"LayerNorm(Act)?(2d)?(Fp32)?": _layer_norm,
-    r"\w*RMSNorm|\w*T5LayerNorm|(Rms|Simple)Norm(Act)?(2d)?(Fp32)?": _rms_norm,
-    r"(\w*Embedding|EmbeddingBag)": _embedding,
+    # With a gain for each output channel.
+    r"ScaledStdConv2d(Same)?": lambda printed: _convolution(printed) + int(printed["1"]),
+    r"(NonDynamicallyQuantizable)?Linear": _linear("in_features"),
+    r"Bilinear": _linear("in1_features", "in2_features"),
+    r"Conv1D": lambda printed: int(printed["nf"]) * int(printed["nx"]) + int(printed["nf"]),
+    r"(Sync)?BatchNorm(Act)?([123]d)?|InstanceNorm[123]d": lambda printed: _affine(
+        int(printed["0"]), printed, "affine"
+    ),
+    r"GroupNorm1?(Act)?": lambda printed: _affine(int(printed["1"]), printed, "affine"),
+    r"LayerNorm(Act)?(2d)?(Fp32)?": lambda printed: _affine(_sizes(printed), printed, "elementwise_affine"),
+    r"\w*RMSNorm|\w*T5LayerNorm|(Rms|Simple)Norm(Act)?(2d)?(Fp32)?": (
+        lambda printed: _sizes(printed) if _yes(printed, "elementwise_affine") else 0
+    ),
+    r"(\w*Embedding|EmbeddingBag)": lambda printed: int(printed["0"]) * int(printed["1"]),
     r"LSTM(Cell)?": partial(_recurrent, 4),
     r"GRU(Cell)?": partial(_recurrent, 3),
     r"RNN(Cell)?": partial(_recurrent, 1),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import filterfalse
 
 from carma.trial.layers.description import Described, Layer, ReadSummary
 from gpumemnet.summaries.blocks import is_embedding, modules
@@ -136,8 +135,8 @@ class _Counting:
     def _width(self) -> int:
         """Output width of the last layer; a table of distances may be in between."""
         layers = [layer for layer in reversed(self.weighty) if not scales(layer.kind)]
-        made = (width_made(layer.printed) for layer in (*filterfalse(_is_table, layers), *layers))
-        return next(filter(None, made), 0)
+        layers.sort(key=lambda layer: is_embedding(layer.kind))  # tables come last
+        return next(filter(None, (width_made(layer.printed) for layer in layers)), 0)
 
     def remarks(self) -> tuple[str, ...]:
         """A few unknown modules are a remark; many may be most of the model, which is an error."""
@@ -148,10 +147,6 @@ class _Counting:
         kinds = first_names(node.kind for node in self.uncounted)
         few = counted(sum(len(node.names) for node in self.uncounted), "module")
         return (f"what is printed of {few} ({kinds}) does not tell how many parameters they have: none are counted",)
-
-
-def _is_table(node: Node) -> bool:
-    return is_embedding(node.kind)
 
 
 def _attention(node: Node) -> int:

@@ -101,15 +101,17 @@ def _each(printed: Printed, name: str, count: int, default: str) -> Shape:
 
 def _same(printed: Printed, shape: Shape) -> Shape:
     """With padding so that only the stride counts, as in TensorFlow."""
-    stride = _each(printed, "stride", len(shape) - 1, printed.get("kernel_size", "1"))
     made = int(printed["1"]) if "1" in printed else shape[0]
-    return (made, *(-(-size // step) for size, step in zip(shape[1:], stride, strict=True)))
+    return (made, *_strided(printed, shape, printed.get("kernel_size", "1")))
 
 
 def _blurred(printed: Printed, shape: Shape) -> Shape:
     """Its stride is mostly not printed; it is 2 if it is used for downsampling."""
-    stride = _each(printed, "stride", len(shape) - 1, "2")
-    return (shape[0], *(-(-size // step) for size, step in zip(shape[1:], stride, strict=True)))
+    return (shape[0], *_strided(printed, shape, "2"))
+
+
+def _strided(printed: Printed, shape: Shape, default: str) -> Iterator[int]:
+    return (-(-size // step) for size, step in _windows(printed, shape, stride=default))
 
 
 def _whole(printed: Printed, shape: Shape) -> Shape:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from carma.errors import Usage
 
@@ -14,6 +15,7 @@ SHAPES = (
 )
 HINT = "It takes what torchinfo, torchsummary, print(model) or Keras' model.summary() show, or an ONNX file."
 MOST_LAYERS = 100_000  # ten times as many as in any model that is trained
+CACHED = 4096  # shapes and counts repeat, so each is parsed once
 _SHAPE = re.compile(r"\[\s*(-?\d{1,12}(?:\s*,\s*-?\d{1,12})*)?\s*\]", re.ASCII)
 _COUNT = re.compile(r"\d{1,3}(?:,\d{3}){1,6}|\d{1,18}", re.ASCII)
 
@@ -52,6 +54,12 @@ def is_rule(line: str) -> bool:
     return not line.strip(" \t=-_") and len(line.strip()) >= 8
 
 
+def has_inner(depths: Sequence[int]) -> list[bool]:
+    """For each row of a table whether rows of its own follow."""
+    return [below > depth for depth, below in zip(depths, [*depths[1:], 0], strict=True)]
+
+
+@lru_cache(CACHED)
 def read_shape(text: str) -> tuple[int, ...] | None:
     """The first shape in it: `[32, 64, 7, 7]`, or the first of `[[-1, 5, 8], [-1, 8]]`; None if there is none."""
     found = _SHAPE.search(text)
@@ -60,6 +68,7 @@ def read_shape(text: str) -> tuple[int, ...] | None:
     return tuple(int(size) for size in (found[1] or "").split(",") if size.strip())
 
 
+@lru_cache(CACHED)
 def read_count(text: str) -> int | None:
     """`25,557,032` or `0`; of a frozen layer in brackets: `(9,408)`. None if it is no number."""
     plain = text.strip().strip("()")

@@ -27,6 +27,7 @@ from gpumemnet.summaries.text import (
     counted,
     cut_off,
     first_names,
+    has_inner,
     is_header,
     is_rule,
     read_count,
@@ -48,13 +49,8 @@ _NO_SHAPES = "the table has no shapes: torchinfo.summary(model, input_size=(32, 
 class _Row(NamedTuple):
     """A line of a table. `depth` 0 is the model; the flat table has no depths and prints a block after its layers."""
 
-    kind: str
-    depth: int = 1
-    name: str = ""
-    output: Shape = ()
-    taken: Shape = ()
-    parameters: int = 0
-    kernel: str = ""
+    depth: int
+    layer: Layer
 
 
 def read_table(lines: Sequence[str], header: int, batch: int | None, sample: Shape) -> ReadSummary:
@@ -64,25 +60,30 @@ def read_table(lines: Sequence[str], header: int, batch: int | None, sample: Sha
     if _FLAT_ROW.fullmatch(next(line for line in lines[first:end] if line.strip())) is None:
         rows = _tree_rows(lines, first, end, _columns(lines[header]))
         leaves = _leaves(rows)
-        remarks = check_total(sum(row.parameters for _, row, _ in leaves), figures.total, header, lines[header])
-        return _read(leaves, rows[0].taken, figures, batch, sample, remarks, _gaps(rows, leaves))
+        remarks = check_total(_parameters(leaves), figures.total, header, lines[header])
+        taken = next(iter(rows[0].layer.inputs), ())
+        return _read(leaves, taken, figures, batch, sample, remarks, _gaps(rows, leaves))
     rows = [_flat_row(lines[number], number) for number in range(first, end) if lines[number].strip()]
-    count, total = sum(row.parameters for row in rows), figures.total
+    count, total = _parameters(rows), figures.total
     if total is not None and count != total:
         raise bad(header, lines[header], f"the rows below have {count:,} parameters, the total says {total:,}")
     rows, said = _completed(rows)
-    figures = figures._replace(total=sum(row.parameters for row in rows))
-    return _read([("", row, row.output) for row in rows if not _is_block(row)], (), figures, batch, sample, said, ())
+    figures = figures._replace(total=_parameters(rows))
+    return _read([row for row in rows if not _is_block(row.layer)], (), figures, batch, sample, said, ())
+
+
+def _parameters(rows: Sequence[_Row]) -> int:
+    return sum(row.layer.parameters for row in rows)
 
 
 def _completed(rows: list[_Row]) -> tuple[list[_Row], tuple[str, ...]]:
     """torchsummary counts only weights of modules that are called: those of attention are added."""
     added = Counter[str]()
     found: list[_Row] = []
-    for row in rows:
-        more = 0 if row.parameters else uncounted(row.kind, row.output)
-        added.update({row.kind: more} if more else {})
-        found.append(row._replace(parameters=row.parameters + more))
+    for depth, layer in rows:
+        more = 0 if layer.parameters else uncounted(layer.kind, layer.output)
+        added.update({layer.kind: more} if more else {})
+        found.append(_Row(depth, replace(layer, parameters=layer.parameters + more)))
     if not added:
         return found, ()
     kinds = ", ".join(added)
@@ -121,43 +122,41 @@ def _flat_row(line: str, number: int) -> _Row:
     if found is None or shape is None or count is None:
         raise bad(number, line, "not a row of a torchsummary table (layer, output shape, parameters)")
     _check_sizes(shape, line, number)
-    return _Row(kind=found["kind"], output=shape, parameters=count)
+    return _Row(1, Layer(name="", kind=found["kind"], output=shape, parameters=count))
 
 
-def _is_block(row: _Row) -> bool:
+def _is_block(layer: Layer) -> bool:
     """A module with modules inside. torchsummary prints it like a layer, so only classes of torch are known."""
-    return row.parameters == 0 and not is_plain(row.kind) and not is_recurrent(row.kind)
+    return layer.parameters == 0 and not is_plain(layer.kind) and not is_recurrent(layer.kind)
 
 
 def _tree_rows(lines: Sequence[str], first: int, end: int, columns: dict[str, tuple[int, int]]) -> list[_Row]:
-    """Cells by the start of their column. Shapes and counts repeat, so each is parsed once."""
-    nowhere = (0, 0)
-    head, head_end = next((span for name, span in columns.items() if name.startswith("Layer (type")), nowhere)
-    out, out_end = columns.get("Output Shape", nowhere)
-    fed, fed_end = columns.get("Input Shape", nowhere)
-    own, own_end = columns.get("Param #", nowhere)
-    shaped, shaped_end = columns.get("Kernel Shape", nowhere)
-    shapes: dict[str, Shape] = {}
-    counts: dict[str, int] = dict.fromkeys(_NO_COUNT, 0)
+    """Cells by the start of their column."""
+    title = next((name for name in columns if name.startswith("Layer (type")), "")
     rows: list[_Row] = []
     for number in range(first, end):
         line = lines[number]
         if not line.strip():
             continue
-        found = _TREE_ROW.fullmatch(line[head:head_end].strip())
+        cells = {name: line[begin:stop].strip() for name, (begin, stop) in columns.items()}
+        found = _TREE_ROW.fullmatch(cells.get(title, ""))
         if found is None:
             raise bad(number, line, "not a row of a torchsummary or torchinfo table (layer, shapes, parameters)")
         branch, kind, name = found.groups()
-        count = line[own:own_end].strip()
-        if count not in counts:
-            counts[count] = _count(count, line, number)
-        output, taken = line[out:out_end], line[fed:fed_end]
-        if output not in shapes:
-            shapes[output] = _shape(output, line, number)
-        if taken not in shapes:
-            shapes[taken] = _shape(taken, line, number)
-        kernel = line[shaped:shaped_end].strip()
-        rows.append(_Row(kind, _depth(branch), name or "", shapes[output], shapes[taken], counts[count], kernel))
+        output, taken = (_shape(cells.get(column, ""), line, number) for column in ("Output Shape", "Input Shape"))
+        kernel = cells.get("Kernel Shape", "")
+        attributes = {"kernel_size": kernel} if kernel not in ("", "--") else {}
+        if kind.startswith("Conv") and kind != _LINEAR and len(taken) > 1:
+            attributes["in_channels"] = str(taken[1])
+        layer = Layer(
+            name=name or "",
+            kind=kind,
+            output=output,
+            parameters=_count(cells.get("Param #", ""), line, number),
+            inputs=(taken,) if taken else (),
+            attributes=attributes,
+        )
+        rows.append(_Row(_depth(branch), layer))
     return rows
 
 
@@ -174,7 +173,7 @@ def _check_sizes(shape: Shape, line: str, number: int) -> None:
 
 
 def _count(text: str, line: str, number: int) -> int:
-    found = read_count(text)
+    found = 0 if text in _NO_COUNT else read_count(text)
     if found is None:
         raise bad(number, line, f"{text!r} is not a number of parameters")
     return found
@@ -186,57 +185,55 @@ def _depth(branch: str) -> int:
     return 1 + branch.count("│") + branch.count("|") if branch.strip() else 0
 
 
-_Leaf = tuple[str, _Row, Shape]  # path, row, output
-
-
-def _leaves(rows: Sequence[_Row]) -> list[_Leaf]:
-    """Modules without children, with their path. Blocks only if they own parameters, without their output, which is
+def _leaves(rows: Sequence[_Row]) -> list[_Row]:
+    """Modules without children, named by their path. Blocks only if they own parameters, without their output, which is
     that of their last layer. A norm with its activation has an output of its own."""
-    found: list[_Leaf] = []
+    found: list[_Row] = []
     path: list[str] = []
-    depths = [row.depth for row in rows[1:]] + [0]
-    is_named = any(row.name for row in rows)
-    for row, below in zip(rows, depths, strict=True):
+    is_named = any(row.layer.name for row in rows)
+    for (depth, layer), has_rows in zip(rows, _has_inner(rows), strict=True):
         if is_named:
-            path[row.depth :] = [row.name]
-        holds = below > row.depth and not has_activation(row.kind)
-        if not row.parameters and (holds or is_container(row.kind)):
+            path[depth:] = [layer.name]
+        holds = has_rows and not has_activation(layer.kind)
+        if not layer.parameters and (holds or is_container(layer.kind)):
             continue
         name = ".".join(path[1:]) if is_named and all(path[1:]) else ""
-        found.append((name, row, () if holds else row.output))
+        found.append(_Row(depth, replace(layer, name=name, output=() if holds else layer.output)))
     return found
 
 
-def _gaps(rows: Sequence[_Row], leaves: Sequence[_Leaf]) -> tuple[str, ...]:
+def _has_inner(rows: Sequence[_Row]) -> list[bool]:
+    return has_inner([row.depth for row in rows])
+
+
+def _gaps(rows: Sequence[_Row], leaves: Sequence[_Row]) -> tuple[str, ...]:
     """Blocks without their layers have all their parameters in one row: torchinfo stops at a depth of 3 by default. A
     class that is unknown may be a layer, so only the deepest rows count."""
-    found = [] if any(row.output for row in rows) else [_NO_SHAPES]
+    found = [] if any(row.layer.output for row in rows) else [_NO_SHAPES]
     deepest = max(row.depth for row in rows)
-    unknown = {row.kind for row in rows if row.parameters and not holds_weights(row.kind)}
-    ends = [row for _, row, _ in leaves if row.kind in unknown] if unknown else []
-    cut = [row for row in ends if row.parameters and (row.depth == deepest or is_container(row.kind))]
-    if sum(row.parameters for row in cut) > _CUT_SHARE * sum(row.parameters for _, row, _ in leaves):
-        kinds = first_names(row.kind for row in cut)
+    weighty = [row for row in leaves if row.layer.parameters and not holds_weights(row.layer.kind)]
+    cut = [row for row in weighty if row.depth == deepest or is_container(row.layer.kind)]
+    if _parameters(cut) > _CUT_SHARE * _parameters(leaves):
+        kinds = first_names(row.layer.kind for row in cut)
         stops = f"the table stops above the layers of {counted(len(cut), 'block')} ({kinds})"
         found.append(f"{stops}: print it with depth=10 (torchinfo.summary(model, ..., depth=10))")
     return (*found, *_uncalled(rows, leaves))
 
 
-def _uncalled(rows: Sequence[_Row], leaves: Sequence[_Leaf]) -> tuple[str, ...]:
+def _uncalled(rows: Sequence[_Row], leaves: Sequence[_Row]) -> tuple[str, ...]:
     """A block owns parameters, or modules that were not called when it was printed: those for training only."""
-    depths = [row.depth for row in rows[1:]] + [0]
-    own = [row for row, below in zip(rows, depths, strict=True) if below > row.depth and row.parameters]
-    own = [row for row in own if not holds_weights(row.kind)]
-    count = sum(row.parameters for row in own)
-    if count <= _UNCALLED_SHARE * sum(row.parameters for _, row, _ in leaves):
+    blocks = [row for row, has_rows in zip(rows, _has_inner(rows), strict=True) if has_rows and row.layer.parameters]
+    own = [row for row in blocks if not holds_weights(row.layer.kind)]
+    count = _parameters(own)
+    if count <= _UNCALLED_SHARE * _parameters(leaves):
         return ()
-    kinds = first_names(row.kind for row in own)
+    kinds = first_names(row.layer.kind for row in own)
     said = f"{count:,} parameters of {kinds} are of no layer in the table: their modules may not have been called"
     return (f'{said}; torchinfo.summary(model, ..., mode="train") shows those of training',)
 
 
 def _read(
-    leaves: Sequence[_Leaf],
+    leaves: Sequence[_Row],
     taken: Shape,
     figures: Figures,
     batch: int | None,
@@ -246,10 +243,10 @@ def _read(
 ) -> ReadSummary:
     """With the batch asked for in place of that of the table (-1: unknown), and for language models with the length
     asked for."""
-    firsts = Counter(output[0] for _, _, output in leaves if output)
+    layers = tuple(row.layer for row in leaves)
+    firsts = Counter(layer.output[0] for layer in layers if layer.output)
     printed = firsts.most_common(1)[0][0] if firsts else -1
     told = batch or (printed if printed > 0 else None)
-    layers = tuple(_layer(*leaf) for leaf in leaves)
     words = words_of(layers)
     if words and sample:
         layers, said = at_length(layers, printed, words, sample)
@@ -270,21 +267,7 @@ def _read(
             replace(one, output=rebatched(one.output), inputs=tuple(map(rebatched, one.inputs))) for one in layers
         ),
         batch=told,
-        parameters=sum(row.parameters for _, row, _ in leaves) if figures.total is None else figures.total,
+        parameters=_parameters(leaves) if figures.total is None else figures.total,
         input=rebatched(given) if taken or not given else (told or 1, *given[1:]),
     )
     return ReadSummary(described=described, remarks=(*remarks, *said), gaps=gaps, frozen=figures.frozen)
-
-
-def _layer(name: str, row: _Row, output: Shape) -> Layer:
-    inputs = (row.taken,) if row.taken else ()
-    return Layer(
-        name=name, kind=row.kind, output=output, parameters=row.parameters, inputs=inputs, attributes=_attributes(row)
-    )
-
-
-def _attributes(row: _Row) -> dict[str, str]:
-    found = {"kernel_size": row.kernel} if row.kernel not in ("", "--") else {}
-    if row.kind.startswith("Conv") and row.kind != _LINEAR and len(row.taken) > 1:
-        found["in_channels"] = str(row.taken[1])
-    return found
