@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from carma.core.model.values import TaskSpec
 from carma.demo.figures import percentile
@@ -83,8 +82,12 @@ def _carma(jobs: int) -> Iterator[Figure]:
 
 
 def _task_spooler(tsp: str, jobs: int) -> Iterator[Figure]:
-    home = Path(tempfile.mkdtemp(prefix="carma-tsp-", dir="/tmp"))
-    env = {**os.environ, "TS_SOCKET": str(home / "tsp.sock"), "TMPDIR": str(home), "TS_MAXFINISHED": str(2 * jobs)}
+    with tempfile.TemporaryDirectory(prefix="carma-tsp-", dir="/tmp", ignore_cleanup_errors=True) as home:
+        yield from _in_task_spooler(tsp, jobs, home)
+
+
+def _in_task_spooler(tsp: str, jobs: int, home: str) -> Iterator[Figure]:
+    env = {**os.environ, "TS_SOCKET": f"{home}/tsp.sock", "TMPDIR": home, "TS_MAXFINISHED": str(2 * jobs)}
 
     def call(*arguments: str) -> str:
         return subprocess.run([tsp, *arguments], env=env, check=True, capture_output=True, text=True).stdout
@@ -98,4 +101,3 @@ def _task_spooler(tsp: str, jobs: int) -> Iterator[Figure]:
     finally:
         with contextlib.suppress(subprocess.CalledProcessError):
             call("-K")
-        shutil.rmtree(home, ignore_errors=True)

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
 from carma.core.model.settings import Rules
@@ -123,12 +124,8 @@ def take_copy(database: Path, folder: Path, method: str, pause_s: float = 0.0) -
     target = folder / database.name
     if method == "backup":
         source = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=LIMIT_S)
-        try:
-            into = sqlite3.connect(target)
+        with closing(source), closing(sqlite3.connect(target)) as into:
             source.backup(into)
-            into.close()
-        finally:
-            source.close()
         return
     shutil.copyfile(database, target)
     time.sleep(pause_s)
@@ -157,19 +154,11 @@ def examine(folder: Path, method: str, acknowledged: Iterable[int]) -> Finding:
 
 def _read(database: Path, acknowledged: Iterable[int]) -> tuple[list[int], list[int]]:
     """The unfinished tasks of a database, and those of `acknowledged` that it does not know."""
-    store = SqliteStore(database)
-    try:
-        state = replay(store.load(), Rules(), load_policy("magm")).state
-        return sorted(state.tasks), [
-            task for task in acknowledged if task not in state.tasks and store.task(TaskId(task)) is None
-        ]
-    finally:
-        store.close()
+    with closing(SqliteStore(database)) as store:
+        tasks = replay(store.load(), Rules(), load_policy("magm")).state.tasks
+        return sorted(tasks), [task for task in acknowledged if task not in tasks and store.task(TaskId(task)) is None]
 
 
 def _integrity(database: Path) -> str:
-    connection = sqlite3.connect(database)
-    try:
+    with closing(sqlite3.connect(database)) as connection:
         return str(connection.execute("PRAGMA integrity_check").fetchone()[0])
-    finally:
-        connection.close()

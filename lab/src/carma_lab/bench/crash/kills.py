@@ -20,19 +20,25 @@ from carma.procfs import Process
 from carma.testing.private_daemon import wait_until
 from carma_lab.bench.crash.server import LIMIT_S, CrashServer, LivingAttempt
 
-# How often each kind is drawn.
-DAEMON = {"daemon": 40, "daemon_stop_continue": 5, "daemon_stop_kill": 10}
-OTHERS = {
-    "runner": 10,
-    "runner_stop_continue": 4,
-    "runner_stop_kill": 4,
-    "command": 8,
-    "command_stop_continue": 4,
-    "command_stop_kill": 3,
-    "runner_and_command": 8,
-    "daemon_runner_and_command": 4,
+DAEMON = {
+    "daemon": (40, "SIGKILL, half of them while it starts"),
+    "daemon_stop_continue": (5, "SIGSTOP, then SIGCONT"),
+    "daemon_stop_kill": (10, "SIGSTOP, then SIGKILL"),
 }
-ALL = {**DAEMON, **OTHERS}
+# How often each kind is drawn, and what is done. Only a restore does what has the weight 0.
+KINDS = {
+    **DAEMON,
+    "daemon_database_replaced": (0, "SIGKILL, then a copy of the database in its place"),
+    "runner": (10, "SIGKILL"),
+    "runner_stop_continue": (4, "SIGSTOP, then SIGCONT"),
+    "runner_stop_kill": (4, "SIGSTOP, then SIGKILL"),
+    "command": (8, "SIGKILL"),
+    "command_stop_continue": (4, "SIGSTOP, then SIGCONT"),
+    "command_stop_kill": (3, "SIGSTOP, then SIGKILL"),
+    "runner_and_command": (8, "SIGKILL to both"),
+    "daemon_runner_and_command": (4, "SIGKILL to all three"),
+}
+ALL = {kind: weight for kind, (weight, _) in KINDS.items() if weight}
 MISSED = "missed"  # the process had ended before the signal
 STOPPED_LIMIT_S = 0.4
 VICTIM_LIMIT_S = 20.0

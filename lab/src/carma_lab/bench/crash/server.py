@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -225,12 +224,6 @@ def _living(key: tuple[int, int], runners: list[Process], command: list[Process]
 @contextlib.contextmanager
 def crash_server(gpus: int = GPUS) -> Iterator[CrashServer]:
     # Under /tmp, whatever TMPDIR says: the path of a Unix socket has at most 107 bytes.
-    home = Path(tempfile.mkdtemp(prefix="carma-", dir="/tmp"))
-    try:
-        server = CrashServer(home, gpus)
-        try:
-            yield server
-        finally:
-            server.close()
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+    folder = tempfile.TemporaryDirectory(prefix="carma-", dir="/tmp", ignore_cleanup_errors=True)
+    with folder as home, contextlib.closing(CrashServer(Path(home), gpus)) as server:
+        yield server

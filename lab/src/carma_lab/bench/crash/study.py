@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from carma.core.model.values import Record
 from carma.testing.private_daemon import ending_in_order
 from carma_lab.bench.crash.copies import METHODS, PROBLEMS, Copier, Finding
-from carma_lab.bench.crash.kills import ALL, MISSED, Killer
+from carma_lab.bench.crash.kills import ALL, KINDS, MISSED, Killer
 from carma_lab.bench.crash.server import CrashServer, crash_server
 from carma_lab.bench.crash.stream import SubmissionStream
 from carma_lab.bench.crash.verdict import Excused, Verdict, judge
@@ -130,7 +130,7 @@ def run(options: Options) -> int:
 def figures(result: CrashResult) -> Iterator[Figure]:
     yield _count("kills", sum(result.kills.values()), "signals that reached their process, by kind below")
     for kind, count in result.kills.items():
-        yield _count(f"kills.{kind}", count, KINDS[kind])
+        yield _count(f"kills.{kind}", count, KINDS[kind][1])
     verdict = result.verdict
     yield _count("tasks.acknowledged", verdict.acknowledged, "submissions that were answered")
     yield _count("tasks.started", verdict.started, "tasks whose command ran, also those without an answer")
@@ -145,22 +145,6 @@ def figures(result: CrashResult) -> Iterator[Figure]:
     yield from _times("ended", result.ended_s, "SIGKILL of a command to the end of its task on record")
     yield from _copies(result.copies)
     yield _count("restores", result.restores, "a whole copy took the database's place and the daemon went on")
-
-
-KINDS = {
-    "daemon": "SIGKILL, half of them while it starts",
-    "daemon_stop_continue": "SIGSTOP, then SIGCONT",
-    "daemon_stop_kill": "SIGSTOP, then SIGKILL",
-    "daemon_database_replaced": "SIGKILL, then a copy of the database in its place",
-    "runner": "SIGKILL",
-    "runner_stop_continue": "SIGSTOP, then SIGCONT",
-    "runner_stop_kill": "SIGSTOP, then SIGKILL",
-    "command": "SIGKILL",
-    "command_stop_continue": "SIGSTOP, then SIGCONT",
-    "command_stop_kill": "SIGSTOP, then SIGKILL",
-    "runner_and_command": "SIGKILL to both",
-    "daemon_runner_and_command": "SIGKILL to all three",
-}
 
 
 def _copies(findings: Sequence[Finding]) -> Iterator[Figure]:

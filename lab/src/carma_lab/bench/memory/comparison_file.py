@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from carma.core.model.values import Record
 from carma_lab.bench.machine import Machine
 from carma_lab.bench.memory.figures import Refusal, Row, Summary
-from carma_lab.bench.memory.published18 import PUBLISHED, Off
+from carma_lab.bench.memory.published18 import PUBLISHED, Off, Published
 from carma_lab.bench.results_file import percent, print_table, say, shown
 
 HEAD = ("answered", "refused", "median", "p90", "worst", "under > 5 %", "under", "bound holds", "over-booked", "time")
@@ -43,7 +43,8 @@ def read(path: Path) -> Comparison:
 
 
 def print_comparison(comparison: Comparison, main: str) -> None:
-    title = f"Footprint on an {comparison.gpu}, {_count(comparison)} measured runs; errors against the measured value"
+    runs = len({row.case for row in comparison.rows})
+    title = f"Footprint on an {comparison.gpu}, {runs} measured runs; errors against the measured value"
     print_table(title, ("estimator", *HEAD), map(_line, comparison.estimators))
     if comparison.families:
         say("")
@@ -69,20 +70,9 @@ def print_refusals(refusals: Sequence[Refusal]) -> None:
 
 def print_published(comparison: Comparison, main: str) -> None:
     rows = {row.case: row for row in comparison.rows if row.estimator == main}
-    columns = (
-        "model, batch",
-        "measured",
-        "later",
-        "GPUMemNet",
-        "Fake Tensor",
-        "Horus",
-        "ours",
-        "bound",
-        "off by",
-        "off later",
-    )
-    lines = [_published_line(place, rows) for place in range(len(PUBLISHED))]
-    print_table(f"The 18 published models, MiB; ours for an {comparison.gpu}", columns, lines)
+    columns = ("model, batch", "measured", "later", "GPUMemNet", "Fake Tensor", "Horus", "ours", "bound", "off by")
+    lines: list[Sequence[str]] = [_published_line(one, rows.get(one.run.id)) for one in PUBLISHED]
+    print_table(f"The 18 published models, MiB; ours for an {comparison.gpu}", (*columns, "off later"), lines)
     say("")
     lines = [
         (off.name, off.against, str(off.models), f"{off.mean_mib:,.0f} MiB", percent(off.median), str(off.under))
@@ -94,9 +84,7 @@ def print_published(comparison: Comparison, main: str) -> None:
             say(f"{row.case}: no estimate: {row.refused}")
 
 
-def _published_line(place: int, rows: Mapping[str, Row]) -> Sequence[str]:
-    one = PUBLISHED[place]
-    row = rows.get(one.run.id)
+def _published_line(one: Published, row: Row | None) -> Sequence[str]:
     estimated = None if row is None else row.estimated_mib
     later = one.measured_later_mib
     return (
@@ -127,7 +115,3 @@ def _line(summary: Summary) -> Sequence[str]:
         percent(summary.overbooked_median, "+"),
         f"{shown(summary.took_median_s, '.1f')} s",
     )
-
-
-def _count(comparison: Comparison) -> int:
-    return len({row.case for row in comparison.rows})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 from msgspec.structs import replace
@@ -95,7 +95,7 @@ class Summary(Record, frozen=True, kw_only=True):
     took_median_s: float | None = None
 
 
-class Refusal(Record, frozen=True, kw_only=True):
+class Refusal(Record, frozen=True):
     """Runs that an estimator refused for the same reason, but for the numbers in it."""
 
     estimator: str
@@ -129,19 +129,18 @@ def summarise(name: str, rows: Sequence[Row]) -> Summary:
 
 def by_estimator(rows: Sequence[Row]) -> tuple[Summary, ...]:
     """In the order in which they were asked."""
-    return _parted(rows, [row.estimator for row in rows])
+    return _parted(rows, lambda row: row.estimator)
 
 
 def by_family(rows: Sequence[Row]) -> tuple[Summary, ...]:
     """The families in the order of their names."""
-    ordered = sorted(rows, key=lambda row: row.family)
-    return _parted(ordered, [row.family for row in ordered])
+    return _parted(sorted(rows, key=lambda row: row.family), lambda row: row.family)
 
 
 def by_network(rows: Sequence[Row]) -> tuple[Summary, ...]:
     """Each estimator on each kind of network; nothing where no run's is known."""
     known = sorted((row for row in rows if row.network), key=lambda row: row.network)
-    return _parted(known, [f"{row.network}: {row.estimator}" for row in known])
+    return _parted(known, lambda row: f"{row.network}: {row.estimator}")
 
 
 def refusals(rows: Sequence[Row]) -> tuple[Refusal, ...]:
@@ -150,15 +149,10 @@ def refusals(rows: Sequence[Row]) -> tuple[Refusal, ...]:
     for row in rows:
         if row.refused is not None:
             parts.setdefault((row.estimator, _plain(row.refused)), []).append(row)
-    found = [
-        Refusal(
-            estimator=estimator,
-            runs=len(part),
-            reason=part[0].refused or "",
-            families=tuple(sorted({row.family for row in part})),
-        )
+    found = (
+        Refusal(estimator, len(part), part[0].refused or "", tuple(sorted({row.family for row in part})))
         for (estimator, _), part in parts.items()
-    ]
+    )
     return tuple(sorted(found, key=lambda one: (one.estimator, -one.runs, one.reason)))
 
 
@@ -167,11 +161,11 @@ def _plain(reason: str) -> str:
     return _NUMBER.sub("#", reason.partition(";")[0])
 
 
-def _parted(rows: Sequence[Row], names: Sequence[str]) -> tuple[Summary, ...]:
+def _parted(rows: Iterable[Row], name: Callable[[Row], str]) -> tuple[Summary, ...]:
     parts: dict[str, list[Row]] = {}
-    for name, row in zip(names, rows, strict=True):
-        parts.setdefault(name, []).append(row)
-    return tuple(summarise(name, part) for name, part in parts.items())
+    for row in rows:
+        parts.setdefault(name(row), []).append(row)
+    return tuple(summarise(title, part) for title, part in parts.items())
 
 
 def _overbooked(row: Row) -> float | None:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from carma.core.model.settings import Rules
-from carma.core.model.values import Estimate, Gpu, NoEstimate, Owner, TaskId, TaskSpec
+from carma.core.model.values import Gpu, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
 from carma.errors import Usage
 from carma.estimate.combination import make_estimator
@@ -182,12 +182,9 @@ def row_of(run: Measured, answer: EstimatorAnswer, remembered_s: float) -> Row:
         took_s=answer.took_s + remembered_s,
         measured_reserved_mib=run.reserved_peak / MIB,
         measured_allocated_mib=run.allocated_peak / MIB,
-        refused=said.reason if isinstance(said, NoEstimate) else None,
     )
-    return row if isinstance(said, NoEstimate) else _with_figures(row, said)
-
-
-def _with_figures(row: Row, said: Estimate) -> Row:
+    if isinstance(said, NoEstimate):
+        return replace(row, refused=said.reason)
     return replace(
         row,
         estimated_mib=float(said.footprint_mib),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -63,11 +64,6 @@ class Options(Record, frozen=True, kw_only=True):
     seed: int = 0
 
 
-class _Row(msgspec.Struct, frozen=True):
-    id: str = ""
-    error: str | None = None
-
-
 def run(options: Options, interpreter: Interpreter | None = None) -> int:
     """Rows are added to OUT/truth.jsonl as they come; runs that it already has are not made again."""
     out = Path(options.out)
@@ -99,6 +95,6 @@ def count(rows: Path) -> tuple[int, int]:
     """Runs that were measured, and those that only failed."""
     if not rows.exists():
         return 0, 0
-    lines = [msgspec.json.decode(line, type=_Row) for line in rows.read_bytes().splitlines()]
-    measured = {row.id for row in lines if row.id and not row.error}
-    return len(measured), len({row.id for row in lines if row.id} - measured)
+    lines = [msgspec.json.decode(line, type=dict[str, Any]) for line in rows.read_bytes().splitlines()]
+    measured = {row["id"] for row in lines if row.get("id") and not row.get("error")}
+    return len(measured), len({row["id"] for row in lines if row.get("id")} - measured)
