@@ -207,7 +207,7 @@ def _parent_of(pid: int) -> int:
 
 
 class _Channel:
-    """Sends the order to the sandbox and reads what it reports (box/supervisor.py, Reporter)."""
+    """Sends the order to the sandbox and reads what it reports (box/supervisor.py, report)."""
 
     def __init__(self, process: subprocess.Popen[bytes], reading: int) -> None:
         self._process = process

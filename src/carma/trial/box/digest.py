@@ -42,17 +42,14 @@ def note(path: str) -> None:
 
 class Digest:
     def __init__(self, directory: str, environment: dict[str, str]) -> None:
-        self._hash = hashlib.sha256()
+        self.hash = hashlib.sha256()
         self._directory = directory
         self._path = environment.get("PATH", os.defpath).split(":")
         self._files, self._bytes, self._folders = FILES_LIMIT, BYTES_LIMIT, FOLDERS_LIMIT
         self._seen: set[tuple[int, int]] = set()
 
-    def hexdigest(self) -> str:
-        return self._hash.hexdigest()
-
     def add(self, *words: object) -> None:
-        self._hash.update(json.dumps(words).encode("ascii"))
+        self.hash.update(json.dumps(words).encode("ascii"))
 
     def add_command(self, words: list[str]) -> None:
         """The files and directories that its arguments name, then the source files around them."""
@@ -185,7 +182,7 @@ def digest(order: dict[str, Any]) -> str:
     for folder in order["environment"].get("PYTHONPATH", "").split(":"):
         if folder:
             found.add_sources(os.path.join(order["directory"], folder))
-    return found.hexdigest()
+    return found.hash.hexdigest()
 
 
 def main() -> None:

@@ -33,8 +33,8 @@ _STORES = ("/var/lib/docker", "/var/lib/containerd", "/var/lib/containers", "/va
 class Tree:
     """Call `build`, then mount special directories onto `path(...)`, then `enter`."""
 
-    def __init__(self, order: dict[str, Any], report: Callable[[str], None]) -> None:
-        """`report` is called with each path before a call on it that may hang."""
+    def __init__(self, order: dict[str, Any], report: Callable[..., None]) -> None:
+        """`report` is called with each path (`at`) before a call on it that may hang."""
         self._report = report
         self._uid, self._gid = order["uid"], order["gid"]
         self._own_users = order["own_users"]
@@ -69,7 +69,7 @@ class Tree:
 
     def enter(self) -> int:
         """Makes everything outside unreachable. Returns a descriptor of the file system that holds the changes."""
-        changes = os.open(_CHANGES, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        changes = kernel.open_folder(_CHANGES)
         os.chdir(_NEW)
         kernel.change_root(".", ".")
         kernel.detach(".")
@@ -87,7 +87,7 @@ class Tree:
     def _place(self, path: str) -> None:
         """Shows in the sandbox what is at that path outside; its mount point exists already."""
         source = _OLD + path
-        self._report(path)
+        self._report(at=path)
         try:
             status = os.stat(source, follow_symlinks=False)
             if not stat.S_ISDIR(status.st_mode):
@@ -156,7 +156,7 @@ class Tree:
                 os.mkdir(_NEW + inner, 0o755)
                 continue
             if inner in self._points:
-                self._report(inner)
+                self._report(at=inner)
             try:
                 status = os.stat(_OLD + inner, follow_symlinks=False)
             except OSError:  # as in _place

@@ -51,12 +51,12 @@ def bind(source: str, target: str, *, recursive: bool = False) -> None:
     mount(source, target, "", MS_BIND | (MS_REC if recursive else 0))
 
 
-def restrict(target: str, flags: int) -> None:
-    """Adds flags to the mount and to all below it. A plain remount would remove other flags.
+def make_read_only(target: str) -> None:
+    """The mount and all below it. A plain remount would remove other flags.
 
-    MS_RDONLY, MS_NOSUID and MS_NODEV have the same values as MOUNT_ATTR_*.
+    MS_RDONLY and MS_NOSUID have the same values as MOUNT_ATTR_*.
     """
-    attributes = struct.pack("QQQQ", flags, 0, 0, 0)
+    attributes = struct.pack("QQQQ", MS_RDONLY | MS_NOSUID, 0, 0, 0)
     result = _libc.syscall(
         ctypes.c_long(_SYS_MOUNT_SETATTR),
         ctypes.c_int(_AT_FDCWD),
@@ -68,8 +68,8 @@ def restrict(target: str, flags: int) -> None:
     _check(result, f"restricting {target}")
 
 
-def make_read_only(target: str) -> None:
-    restrict(target, MS_RDONLY | MS_NOSUID)
+def open_folder(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def change_root(new: str, old: str) -> None:

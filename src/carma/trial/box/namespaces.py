@@ -6,6 +6,7 @@ them through a user namespace in which only their own uid and gid exist.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pwd
@@ -28,22 +29,22 @@ def main() -> int:
     order = json.loads(read_line(0))
     for fd in (order["status_fd"], *(entry[0] for entry in order["files"].values())):
         os.set_inheritable(fd, False)
-    report = supervisor.Reporter(order["status_fd"])
+    report = functools.partial(supervisor.report, order["status_fd"])
     try:
         kernel.die_with_parent(signal.SIGKILL)
         open_cgroup(order)
-        report.at("the user database")
+        report(at="the user database")
         look_up_identity(order)
-        report.at("a mounted file system")
+        report(at="a mounted file system")
         ended = check_paths(order)
         if ended is not None:
-            report.end(ended)
+            report(**ended)
             os._exit(0)
         namespaces(order)
     except OSError as error:
-        report.end({"ended": "refused", "why": error.strerror or str(error)})
+        report(ended="refused", why=error.strerror or str(error))
         return 1
-    supervisor.run(order, report)
+    supervisor.run(order)
     os._exit(0)  # a process that cannot end is left behind
 
 

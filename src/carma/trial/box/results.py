@@ -11,10 +11,7 @@ import contextlib
 import os
 import re
 import stat
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
 
 START_BYTES = 256  # of the awaited file
 NOTE_BYTES = 64  # a note is a number or a word

@@ -91,10 +91,9 @@ def make_own(tree: Tree, order: dict[str, Any]) -> int | None:
 
 
 def _copy_kept(tree: Tree, keep: str, size: int) -> int:
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     with tree.as_owner():
-        host = os.open("/old" + keep, flags)
-        inside = os.open(tree.path(KEEP), flags)
+        host = kernel.open_folder("/old" + keep)
+        inside = kernel.open_folder(tree.path(KEEP))
         results.copy_kept(host, inside, size)
     os.close(inside)
     return host

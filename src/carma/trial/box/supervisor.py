@@ -3,13 +3,14 @@
 1. `be_first` is pid 1 of the sandbox. It only waits. When it is killed, the kernel kills all processes of the sandbox.
 2. `Supervisor` is outside of the pid namespace: the command can neither see, signal nor trace it. It ends the run when
    the awaited file exists, when the command has ended, at a limit, and when the caller has gone.
-3. `Reporter` writes lines to the caller: what the sandbox waits for while it is built, the pid of pid 1, how it ended.
+3. `report` writes lines to the caller: what the sandbox waits for while it is built, the pid of pid 1, how it ended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import select
@@ -36,44 +37,33 @@ _RESET_ON_FORK = 0x40000000  # sched_setscheduler(2): children get the usual pri
 _NOT_ALLOWED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 
 
-class Reporter:
-    """One JSON object for each line."""
+def report(fd: int, **message: Any) -> None:
+    """One JSON object for each line.
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def at(self, place: str) -> None:
-        """What the sandbox waits for from now on: a path, or a phrase. Empty: the command runs."""
-        self._write({"at": place})
-
-    def first(self, pid: int) -> None:
-        self._write({"first": pid})
-
-    def end(self, status: dict[str, Any]) -> None:
-        self._write(status)
-        os.close(self._fd)
-
-    def _write(self, line: dict[str, Any]) -> None:
-        data = json.dumps(line).encode("ascii") + b"\n"
-        with contextlib.suppress(OSError):  # the caller has gone
-            while data:
-                data = data[os.write(self._fd, data) :]
+    `at`: what the sandbox waits for from now on, a path or a phrase; empty: the command runs. `first`: pid 1 of the
+    sandbox. `ended`: the last message.
+    """
+    data = json.dumps(message).encode("ascii") + b"\n"
+    with contextlib.suppress(OSError):  # the caller has gone
+        while data:
+            data = data[os.write(fd, data) :]
 
 
-def run(order: dict[str, Any], report: Reporter) -> None:
+def run(order: dict[str, Any]) -> None:
     try:
-        report.end(Supervisor(order, report).run())
+        ended = Supervisor(order).run()
     except OSError as error:
-        ended = "refused" if error.errno in _NOT_ALLOWED else "failed"
-        report.end({"ended": ended, "why": error.strerror or str(error)})
+        how = "refused" if error.errno in _NOT_ALLOWED else "failed"
+        ended = {"ended": how, "why": error.strerror or str(error)}
     except BaseException as error:
-        report.end({"ended": "failed", "why": repr(error)})
+        ended = {"ended": "failed", "why": repr(error)}
+    report(order["status_fd"], **ended)
 
 
 class Supervisor:
-    def __init__(self, order: dict[str, Any], report: Reporter) -> None:
+    def __init__(self, order: dict[str, Any]) -> None:
         self._order = order
-        self._report = report
+        self._status_fd: int = order["status_fd"]
         self._limits = order["limits"]
         self._memory_bytes = self._limits["memory_mib"] * kernel.MIB
         self._cgroup = Cgroup(order["cgroup"])
@@ -82,7 +72,7 @@ class Supervisor:
         self._next_count = 0.0
 
     def run(self) -> dict[str, Any]:
-        tree = Tree(self._order, self._report.at)
+        tree = Tree(self._order, functools.partial(report, self._status_fd))
         self._build(tree)
         self._wake = wake_on_child()
         try:
@@ -114,14 +104,14 @@ class Supervisor:
         special.make_devices(tree, self._memory_bytes)
         special.make_sys(tree)
         self._first = start_first(tree)
-        self._report.first(self._first)
+        report(self._status_fd, first=self._first)
         self._sysctl = special.protect_proc(tree)
         changes = tree.enter()
         kernel.die_with_parent(signal.SIGKILL)  # acting as another user on files had cleared it
-        stores = [open_folder(path) for path in ("/dev/shm", "/run", special.KEEP)]
+        stores = [kernel.open_folder(path) for path in ("/dev/shm", "/run", special.KEEP)]
         self._keep = stores[-1]
         self._meter = usage.UsageMeter([changes, *stores])
-        self._out = open_folder(special.OUT)
+        self._out = kernel.open_folder(special.OUT)
 
     def _start(self) -> None:
         channels = command.Channels(self._sysctl)
@@ -133,17 +123,14 @@ class Supervisor:
             self._map_ids()
             os.write(channels.mapped[1], b"y")
         os.close(channels.problem[1])
-        self._problem = self._read_problem(channels.problem[0])
+        # Exec may have to read the program from a drive that hangs.
+        report(self._status_fd, at=f"{self._order['directory']} or {self._order['command'][0]}")
+        self._problem = os.read(channels.problem[0], _CHUNK).decode("utf-8", "replace")
         for reading, writing in (channels.output, channels.error):
             os.close(writing)
             os.set_blocking(reading, False)
             self._tails[reading] = bytearray()
-        self._report.at("")
-
-    def _read_problem(self, fd: int) -> str:
-        """Returns at exec, which may have to read the program from a drive that hangs."""
-        self._report.at(f"{self._order['directory']} or {self._order['command'][0]}")
-        return os.read(fd, _CHUNK).decode("utf-8", "replace")
+        report(self._status_fd, at="")
 
     def _map_ids(self) -> None:
         """The same ids as outside of the command's user namespace."""
@@ -290,10 +277,6 @@ def take_priority() -> None:
     Needs root; another user's supervisor has the usual priority and the processes of the command a lower one."""
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_RR | _RESET_ON_FORK, os.sched_param(1))
-
-
-def open_folder(path: str) -> int:
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def wake_on_child() -> int:

@@ -14,10 +14,7 @@ import contextlib
 import os
 import re
 import time
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
 
 EXACT_SHARE, DESCRIPTORS_SHARE = 0.2, 0.05  # maximum shares of the time for exact sums and for reading descriptors
 _STATUS = re.compile(rb"^(Threads|RssAnon|RssShmem):\s+(\d+)", re.MULTILINE)
@@ -30,10 +27,9 @@ _SYSV_RSS = 14  # column of /proc/sysvipc/shm
 
 
 class UsageMeter:
-    def __init__(self, stores: Sequence[int], proc: str = "/proc") -> None:
+    def __init__(self, stores: Sequence[int]) -> None:
         """`stores`: descriptors of the file systems that are in memory."""
         self._stores = stores
-        self._proc = proc
         self._memfds: dict[int, int] = {}  # bytes by inode
         self._next_exact = self._next_descriptors = 0.0
         self._pids: list[str] = []
@@ -41,7 +37,7 @@ class UsageMeter:
 
     def exceeds_threads(self, limit: int) -> bool:
         """Reads /proc; `exceeds_memory` judges what this has read."""
-        self._pids = [name for name in os.listdir(self._proc) if name.isdigit() and name != "1"]
+        self._pids = [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
         if len(self._pids) >= limit:
             return True
         self._figures = [dict(_STATUS.findall(self._read(f"{pid}/status"))) for pid in self._pids]
@@ -87,7 +83,7 @@ class UsageMeter:
 
     def _memfds_of(self, pid: str) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
-        folder = f"{self._proc}/{pid}/fd"
+        folder = f"/proc/{pid}/fd"
         with contextlib.suppress(OSError):
             for name in os.listdir(folder):
                 with contextlib.suppress(OSError):
@@ -103,7 +99,7 @@ class UsageMeter:
 
     def _read(self, name: str) -> bytes:
         """Empty for a process that has ended."""
-        with contextlib.suppress(OSError), open(f"{self._proc}/{name}", "rb") as file:
+        with contextlib.suppress(OSError), open(f"/proc/{name}", "rb") as file:
             return file.read()
         return b""
 

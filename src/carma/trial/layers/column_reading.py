@@ -65,9 +65,7 @@ def columns_of(described: Described) -> Columns:
     def column(values: Iterator[float]) -> NDArray[np.float64]:
         return np.fromiter(values, np.float64, count)
 
-    names = [layer.kind for layer in layers]
-    known = map(_known_kind, names)
-    kinds = np.array([_kind(layer) if kind is None else kind for layer, kind in zip(layers, known, strict=True)])
+    kinds = np.array([_kind(layer) for layer in layers])
     outputs = column(math.prod(layer.output) if layer.output else 0 for layer in layers)
     told = column(math.prod(layer.inputs[0]) if layer.inputs else 0 for layer in layers)
     made = Columns(
@@ -77,7 +75,7 @@ def columns_of(described: Described) -> Columns:
         channels=column(_channels(layers, kinds.tolist())),
         inplace=np.fromiter((layer.inplace for layer in layers), np.bool_, count),
         inputs=told,
-        names=np.array(names),
+        names=np.array([layer.kind for layer in layers]),
     )
     if told.all():  # as in a trial run
         return made
@@ -94,39 +92,29 @@ def _parameters(layer: Layer) -> int:
     return layer.parameters
 
 
-@lru_cache(maxsize=4096)
-def _known_kind(name: str) -> int | None:
-    """None if the name alone does not determine it."""
-    kind = kind_of(name)
-    return None if kind in _NOT_BY_NAME else INDEX[kind]
-
-
 def _kind(layer: Layer) -> int:
-    return _kind_of_layer(layer) if layer.attributes else _kind_without_attributes(layer.kind, layer.inplace)
+    attributes = layer.attributes
+    is_linear = not attributes or "nf" in attributes or "nx" in attributes
+    is_grouped, drops = attributes.get("groups", "1") != "1", attributes.get("p") not in _NOTHING
+    return _kind_index(layer.kind, layer.inplace, is_linear, is_grouped, drops)
 
 
 @lru_cache(maxsize=4096)
-def _kind_without_attributes(name: str, inplace: bool) -> int:
-    """Most summaries contain none."""
-    return _kind_of_layer(Layer(kind=name, inplace=inplace))
-
-
-def _kind_of_layer(layer: Layer) -> int:
-    kind, attributes = kind_of(layer.kind), layer.attributes
+def _kind_index(name: str, inplace: bool, is_linear: bool, is_grouped: bool, drops: bool) -> int:
+    kind = kind_of(name)
     if kind == "recurrent":
-        raise CannotTell(f"{layer.kind} is a recurrent layer: no model of that kind is in the data it has learned from")
+        raise CannotTell(f"{name} is a recurrent layer: no model of that kind is in the data it has learned from")
     if kind == "conv1d":
-        kind = "linear" if "nf" in attributes or "nx" in attributes or not attributes else "convolution"
-    if kind == "convolution" and attributes.get("groups", "1") != "1":
+        kind = "linear" if is_linear else "convolution"
+    if kind == "convolution" and is_grouped:
         kind = "grouped"
-    if kind == "dropout" and attributes.get("p") in _NOTHING:
+    if kind == "dropout" and not drops:
         kind = "shape"  # it returns its input
-    if kind == "activation" and layer.inplace and function_of(layer.kind) not in _COPIED:
+    if kind == "activation" and inplace and function_of(name) not in _COPIED:
         kind = "rectifier"  # what overwrites its input keeps its output
     return INDEX[kind]
 
 
-_NOT_BY_NAME = ("recurrent", "conv1d", "convolution", "dropout", "activation")
 _NOTHING = ("0", "0.0")
 _COPIED = tuple(map(FUNCTIONS.index, ("SiLU", "Mish", "Hardswish", "ReLU6")))  # these keep a copy of their input
 _LIKE_IMAGES = frozenset(INDEX[kind] for kind in ("convolution", "grouped", "transposed", "batch_norm"))
@@ -185,12 +173,6 @@ def _attention(described: Described, columns: Columns, unseen: Unseen) -> tuple[
     linear = columns.kinds == INDEX["linear"]
     after = linear & (unseen.pairs > 0)
     widths = columns.inputs[after] / columns.rows[after] if after.any() else columns.channels[linear]
-    width = _median(widths) if len(widths) else 64.0
+    width = np.median(widths) if len(widths) else 64.0
     length = (columns.rows[linear] / (described.batch or 1)).max(initial=1.0)
     return float(described.heads or max(1.0, round(width / 64))), float(length)
-
-
-def _median(column: NDArray[np.float64]) -> float:
-    """Numpy's own takes ten times as long for a few numbers."""
-    ordered, count = np.sort(column), len(column)
-    return float(ordered[(count - 1) // 2] + ordered[count // 2]) / 2

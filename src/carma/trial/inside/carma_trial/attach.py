@@ -16,7 +16,6 @@ from . import (
     build,
     convolution,
     cuda_api,
-    encoder,
     gpu_processes,
     kernels,
     parallel,
@@ -60,7 +59,7 @@ def attach():
 def _attach_kernels():
     warnings.filterwarnings("ignore", message=".*Overriding a previously registered kernel")
     own = {}
-    for module in (encoder, convolution, rnn, attention, kernels, values):
+    for module in (convolution, rnn, attention, kernels, values):
         own |= module.KERNELS
     names = sorted(_cuda_ops() - _IN_SHIM - set(own))
     lib = build.library

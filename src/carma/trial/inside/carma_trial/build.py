@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tempfile
 
@@ -118,7 +117,3 @@ def _abi(lib):
     """Which string class this torch was built with; wheels before 2.6 have the old one."""
     with open(os.path.join(lib, "libc10.so"), "rb") as file:
         return int(b"__cxx11" in file.read())
-
-
-def interpreter():
-    return f"{sys.version_info[0]}.{sys.version_info[1]}.{sys.version_info[2]}"

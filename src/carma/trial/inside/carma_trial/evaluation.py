@@ -93,9 +93,13 @@ def _unused():
 
 
 def _ask_trainers():
-    for holder in _holders():
+    """Each object whose methods are running may be one."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        holder = frame.f_locals.get("self")
         if _has(holder, "fit_loop") and _has(holder, "val_check_batch"):
             holder.val_check_batch = 1  # Lightning counts batches: it does not evaluate after an epoch cut short
+        frame = frame.f_back
 
 
 def _has(holder, name):
@@ -103,17 +107,6 @@ def _has(holder, name):
         return getattr(holder, name, None) is not None
     except Exception:  # an object of the script's, which may answer in any way
         return False
-
-
-def _holders():
-    """Each object whose methods are running."""
-    found, frame = [], sys._getframe(1)
-    while frame is not None:
-        holder = frame.f_locals.get("self")
-        if holder is not None:
-            found.append(holder)
-        frame = frame.f_back
-    return found
 
 
 def after_steps():

@@ -19,23 +19,18 @@ _started = time.monotonic()
 _lock = threading.Lock()
 _written = False
 
-calls = []  # each a dict of trial/report.Call
-_call_index = {}
-marks = []
-_mark_index = {}
+_calls = {}  # values of trial/report.Call -> index
+_marks = {}  # name -> index
 warnings = []
 flags = set()
 facts = {}  # further fields of the report
-_UNUSED = "the script never used a GPU"
+UNUSED = "the script never used a GPU"
 
 
 def call(op, dtype="", sizes=(), numbers=(), flags=()):
     """The number that stands for such a call in the events."""
     key = (op, dtype, tuple(map(tuple, sizes)), tuple(numbers), tuple(flags))
-    if key not in _call_index:
-        _call_index[key] = len(calls)
-        calls.append({"op": op, "dtype": dtype, "sizes": key[2], "numbers": key[3], "flags": key[4]})
-    return _call_index[key]
+    return _calls.setdefault(key, len(_calls))
 
 
 def note_call(*key, **words):
@@ -43,10 +38,7 @@ def note_call(*key, **words):
 
 
 def mark(name):
-    if name not in _mark_index:
-        _mark_index[name] = len(marks)
-        marks.append(name)
-    build.library.carma_note(MARK, _mark_index[name], 0, 0)
+    build.library.carma_note(MARK, _marks.setdefault(name, len(_marks)), 0, 0)
     if not gpu_processes.noted() and used_gpu():
         use_gpu()
 
@@ -77,10 +69,6 @@ def refuse(stop, reason, cause=""):
     """End here: there is no figure, and this is why."""
     write(stop, reason, cause)
     leave()
-
-
-def refuse_unused_gpu():
-    refuse("end", _UNUSED, "no_gpu")
 
 
 def leave(code=0):
@@ -126,7 +114,7 @@ def _write(stop, reason, cause):
     if stop == "end" and ALLOC not in events[::_EVENT_BYTES]:
         if only_starts_others():
             return
-        reason, cause = _UNUSED, "no_gpu"
+        reason, cause = UNUSED, "no_gpu"
     folder = os.environ["CARMA_TRACE_OUT"]
     path = os.path.join(folder, "report.json")
     if facts.get("rank", 0) or _worth(stop, cause) <= _worth_of(path):
@@ -136,13 +124,13 @@ def _write(stop, reason, cause):
         "stop": stop,
         "cause": cause,
         "reason": reason,
-        "python": build.interpreter(),
+        "python": ".".join(map(str, sys.version_info[:3])),
         "seconds": time.monotonic() - _started,
         "warnings": warnings,
         "made_up_reads": build.library.carma_made_up() if build.library else 0,
         "ops": _ops(),
-        "calls": calls,
-        "marks": marks,
+        "calls": [dict(zip(("op", "dtype", "sizes", "numbers", "flags"), key)) for key in _calls],
+        "marks": list(_marks),
         "flags": sorted(flags),
         **facts,
     }

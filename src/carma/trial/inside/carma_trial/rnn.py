@@ -168,17 +168,20 @@ def _cast(tensor):
 
 def _copied(weights, shape, dtype):
     buffer = torch.empty((_items(*shape),), dtype=dtype, device=weights[0].device)
-    copies, at = [], 0
-    for each in weights:
+    copies = []
+    for each, window in _windows(buffer, weights):
         with torch.no_grad():
-            copy = torch.empty((0,), dtype=dtype, device=buffer.device).set_(_window(buffer, at, each))
+            copy = torch.empty((0,), dtype=dtype, device=buffer.device).set_(window)
         copies.append(copy.copy_(each))  # autograd goes through these copies
-        at += each.numel()
     return buffer, copies
 
 
-def _window(buffer, at, weight):
-    return buffer[at : at + weight.numel()].view(weight.shape)
+def _windows(buffer, weights):
+    """Each weight with its place in the buffer."""
+    at = 0
+    for each in weights:
+        yield each, buffer[at : at + each.numel()].view(each.shape)
+        at += each.numel()
 
 
 def _items(mode, width, hidden, proj, layers, directions):
@@ -259,11 +262,8 @@ def _weight_grads(run, input, weight, stride0, buffer):
     plain = input.contiguous()
     gradients = torch.empty(buffer.shape, dtype=buffer.dtype, device=buffer.device)
     workspace = _workspace(run, plain, False, True)
-    grads, at = [], 0
-    for each in weight:
-        biased = stride0 not in (2, 3)  # cuDNN has biases in any case
-        grads.append(_window(gradients, at, each) if biased else plain_like(each))
-        at += each.numel()
+    biased = stride0 not in (2, 3)  # cuDNN has biases in any case
+    grads = [window if biased else plain_like(each) for each, window in _windows(gradients, weight)]
     del workspace, gradients, plain
     return grads
 
@@ -271,10 +271,8 @@ def _weight_grads(run, input, weight, stride0, buffer):
 def _flatten(weights, _stride0, width, mode, hidden, proj, layers, _batch_first, both):
     items = _items(mode, width, hidden, proj, layers, 2 if both else 1)
     buffer = torch.empty((items,), dtype=weights[0].dtype, device=weights[0].device)
-    at = 0
-    for each in weights:
-        each.set_(_window(buffer, at, each))
-        at += each.numel()
+    for each, window in _windows(buffer, weights):
+        each.set_(window)
     return buffer
 
 

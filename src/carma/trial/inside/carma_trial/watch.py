@@ -38,8 +38,7 @@ def _count_optimizers():
         with _lock:
             _optimizers.setdefault(self, 0)
         if _on_gpu(self):
-            params = [p for group in self.param_groups for p in group["params"]]
-            gpu_processes.want_cards(1 + max(p.device.index or 0 for p in params if p.is_cuda))
+            gpu_processes.want_cards(1 + max(p.device.index or 0 for p in _parameters(self) if p.is_cuda))
             report.use_gpu()
 
 
@@ -60,24 +59,24 @@ def _refuse_unseen(optimizer):
 
 def _count_gradients(optimizer):
     grads = {}
-    for grad in _grads(optimizer):
-        _add(grads, grad)  # views of one bucket share its storage
+    for parameter in _parameters(optimizer):
+        _add(grads, parameter.grad)  # views of one bucket share its storage
     report.facts["gradients_bytes"] = max(report.facts.get("gradients_bytes", 0), sum(grads.values()))
 
 
-def _grads(optimizer):
-    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+def _parameters(optimizer):
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _on_gpu(optimizer):
-    return any(p.is_cuda for group in optimizer.param_groups for p in group["params"])
+    return any(parameter.is_cuda for parameter in _parameters(optimizer))
 
 
 def _after_step(optimizer, *_rest):
     if not _on_gpu(optimizer):
         _on_cpu[0] += 1
         if _on_cpu[0] == _STEPS_ON_CPU and not report.used_gpu():
-            report.refuse_unused_gpu()
+            report.refuse("end", report.UNUSED, "no_gpu")
         return
     report.mark("step_end")
     if evaluation.reached():
@@ -97,10 +96,9 @@ def _after_step(optimizer, *_rest):
 def _sizes():
     parameters, states, cards = {}, {}, set()
     for optimizer in list(_optimizers):
-        for group in optimizer.param_groups:
-            for each in group["params"]:
-                _add(parameters, each)
-                cards.add(each.device)
+        for each in _parameters(optimizer):
+            _add(parameters, each)
+            cards.add(each.device)
         for kept in optimizer.state.values():
             for value in kept.values() if isinstance(kept, dict) else ():
                 for each in value if isinstance(value, (list, tuple)) else (value,):
