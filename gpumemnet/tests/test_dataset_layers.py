@@ -41,7 +41,7 @@ for line in open(sys.argv[1]):
     print(json.dumps(report.facts["described"]))
 shapes.SHORT.clear()
 for line in open(sys.argv[1]):
-    print(layers.answer(line.encode()).decode().strip())
+    print(layers.answer({**json.loads(line), "of": layers.rows.digest(line.encode())}).decode().strip())
 """
 
 

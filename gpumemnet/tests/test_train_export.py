@@ -17,10 +17,9 @@ from gpumemnet.serving.features import FEATURES, PLACE
 from gpumemnet.serving.model import Merged, merge, runtime
 from gpumemnet.serving.model_facts import Facts, read_facts
 from gpumemnet.training.accuracy_report import Entry, Judged
-from gpumemnet.training.ensemble import Fit, Learned, learn
+from gpumemnet.training.ensemble import Fit, Learned, Separate, learn
 from gpumemnet.training.samples import QUANTILES, Numbers, Samples
 from gpumemnet.training.scores import judge
-from gpumemnet.training.trees import Forests
 from gpumemnet_fixtures.layer_lists import unmerged
 from gpumemnet_fixtures.training_data import made, threads_as_they_were  # noqa: F401
 
@@ -107,8 +106,8 @@ def test_the_transformer_based_model_gives_the_same_quantiles_in_onnxruntime(
 def test_trees_have_no_file(mlp_based: Exported) -> None:
     from gpumemnet.training.export import module_of
 
-    learned = type(mlp_based.learned)(**{**vars(mlp_based.learned), "members": Forests([])})
-    with pytest.raises(TypeError, match="Forests"):
+    learned = type(mlp_based.learned)(**{**vars(mlp_based.learned), "members": Separate([], lambda *_: np.zeros(0))})
+    with pytest.raises(TypeError, match="Separate"):
         module_of(learned)
 
 

@@ -46,8 +46,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def figures(answers: Answers) -> list[Numbers | Wholes]:
-    found = [one for one in (answers.quantiles_mib, answers.operating_mib, answers.careful_mib) if one is not None]
-    return [*found, *answers.bounds_mib.values(), *answers.classes.values()]
+    found = [] if answers.quantiles_mib is None else [answers.quantiles_mib]
+    return [*found, *answers.points_mib.values(), *answers.bounds_mib.values(), *answers.classes.values()]
 
 
 @pytest.mark.usefixtures("quick")

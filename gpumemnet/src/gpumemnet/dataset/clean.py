@@ -13,7 +13,7 @@ import msgspec
 from carma.core.model.values import Record
 from carma.errors import Usage
 from gpumemnet.dataset.config import Config, encode
-from gpumemnet.dataset.inside.rows import digest
+from gpumemnet.dataset.inside.rows import read_configs
 from gpumemnet.dataset.schema import ACTIVITY
 
 LEAST_STEPS = 2  # the optimizer allocates its tensors in the first step, so only the second has the full size
@@ -169,8 +169,7 @@ def read_measured(path: Path) -> Iterator[MeasuredRow | dict[str, Any]]:
 
 def read_digests(path: Path) -> dict[str, str]:
     """Of each config's line in the file, by id; a row has the digest of its config's line."""
-    lines = [line for line in path.read_bytes().splitlines() if line.strip()]
-    return {str(json.loads(line)["id"]): digest(line) for line in lines}
+    return {config["id"]: config["of"] for config in read_configs(path)}
 
 
 def _mib(size: float | None) -> float | None:

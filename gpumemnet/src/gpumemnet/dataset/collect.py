@@ -145,7 +145,7 @@ def collect(
     began_s = time.monotonic()
     with locked(options.out) as lock, stoppable():
         if not options.resume:
-            rename_old(options.out / ROWS)
+            rows.set_aside(options.out / ROWS)
         counter = RowCounter(options.out / ROWS, wanted, options.activity)
         measure(command(options, python), lock, lambda: progress(counter.update(), len(wanted)))
     return counter.tally(time.monotonic() - began_s)
@@ -222,12 +222,6 @@ def stoppable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def rename_old(rows: Path) -> None:
-    """Rows are hours of a GPU, so the file is renamed and not deleted."""
-    with contextlib.suppress(FileNotFoundError):
-        rows.replace(rows.with_name(f"{ROWS}.old"))
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ from gpumemnet.training import PUBLISHED_WIDTHS_GB, WIDTHS_GB
 from gpumemnet.training.cross_validation import Answers, Protocol
 from gpumemnet.training.ensemble import POINTS, at_level
 from gpumemnet.training.samples import MEDIAN, QUANTILES, Numbers, Samples
-from gpumemnet.training.scores import Classes, Errors, Point, errors, judge, point, to_classes
+from gpumemnet.training.scores import Classes, Errors, Point, errors, judge, point, shares, to_classes
 
 HINT = "--report names a directory that you may write to."
 
@@ -66,33 +66,26 @@ class Report(Record, frozen=True, kw_only=True):
     entries: tuple[Entry, ...]
 
 
-class _Key(NamedTuple):
-    data: str
-    learner: str
-    protocol: Protocol
-
-
 def entries(samples: Mapping[str, Samples], answers: Iterable[Answers]) -> tuple[Entry, ...]:
-    groups: dict[_Key, list[Answers]] = {}
-    for one in answers:
-        groups.setdefault(_Key(one.job.data, one.job.learner, one.job.protocol), []).append(one)
-    return tuple(_entry(key, sorted(groups[key], key=_name), samples[key.data]) for key in sorted(groups))
+    ordered = sorted(answers, key=lambda one: (*_group(one), one.job.split.name))
+    return tuple(_entry(list(parts), samples[data]) for (data, _, _), parts in itertools.groupby(ordered, _group))
 
 
-def _name(answers: Answers) -> str:
-    return answers.job.split.name
+def _group(answers: Answers) -> tuple[str, str, Protocol]:
+    return answers.job.data, answers.job.learner, answers.job.protocol
 
 
-def _entry(key: _Key, parts: Sequence[Answers], samples: Samples) -> Entry:
+def _entry(parts: Sequence[Answers], samples: Samples) -> Entry:
+    job = parts[0].job
     rows = np.concatenate([part.job.split.judged for part in parts])
     truth = samples.footprint_mib[rows]
     quantiles = [part.quantiles_mib for part in parts if part.quantiles_mib is not None]
     found = np.concatenate(quantiles) if quantiles else None
     return Entry(
-        data=key.data,
+        data=job.data,
         family=samples.family,
-        learner=key.learner,
-        protocol=key.protocol,
+        learner=job.learner,
+        protocol=job.protocol,
         rows=len(rows),
         judged=tuple(_judged(parts, samples)),
         errors=None if found is None else errors(found[:, MEDIAN], truth),
@@ -104,14 +97,13 @@ def _entry(key: _Key, parts: Sequence[Answers], samples: Samples) -> Entry:
 
 
 def _judged(parts: Sequence[Answers], samples: Samples) -> Iterable[Judged]:
-    points = ("class",) if parts[0].quantiles_mib is None else ("median", "operating", "careful")
-    for name in points:
+    for name in parts[0].points_mib or ("class",):
         for width in PUBLISHED_WIDTHS_GB[samples.family] if name == "class" else WIDTHS_GB[samples.family]:
             found = [_classes(part, name, width) for part in parts]
             truth = [to_classes(samples.footprint_mib[part.job.split.judged], width) for part in parts]
+            shared = list(map(shares, found, truth))
             of_split = {
-                part.job.split.name: (float((mine == its).mean()), float((mine < its).mean()))
-                for part, mine, its in zip(parts, found, truth, strict=True)
+                part.job.split.name: (one["accuracy"], one["under"]) for part, one in zip(parts, shared, strict=True)
             }
             for merged in (False, True) if max(map(np.max, truth)) * width > 40 else (False,):
                 classes = judge(np.concatenate(truth), np.concatenate(found), width, merged=merged)
@@ -119,10 +111,7 @@ def _judged(parts: Sequence[Answers], samples: Samples) -> Iterable[Judged]:
 
 
 def _classes(part: Answers, name: str, width_gb: int) -> np.ndarray:
-    if part.quantiles_mib is None or part.operating_mib is None or part.careful_mib is None:
-        return part.classes[width_gb]
-    mib = {"median": part.quantiles_mib[:, MEDIAN], "operating": part.operating_mib, "careful": part.careful_mib}
-    return to_classes(mib[name], width_gb)
+    return to_classes(part.points_mib[name], width_gb) if part.points_mib else part.classes[width_gb]
 
 
 def _coverage(found: Numbers, truth: Numbers) -> dict[str, float]:

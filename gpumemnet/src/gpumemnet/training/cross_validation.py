@@ -11,21 +11,21 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing import active_children, get_context
 from typing import Literal
-from typing import Protocol as Shape
 
 import numpy as np
 
 from carma.errors import Refused
 from gpumemnet.dataset.inside.forks import end_with
 from gpumemnet.training import PUBLISHED, PUBLISHED_WIDTHS_GB, WIDTHS_GB
-from gpumemnet.training.samples import Numbers, Samples, Wholes
+from gpumemnet.training.samples import MEDIAN, Numbers, Samples, Wholes
 
+Tell = Callable[[str], None]
 PROCESSES = 2
 LESS = "If the machine was short of memory: --families and --only do less at a time."
 
@@ -45,15 +45,10 @@ class Answers:
 
     job: Job
     quantiles_mib: Numbers | None = None
-    operating_mib: Numbers | None = None
-    careful_mib: Numbers | None = None
+    points_mib: Mapping[str, Numbers] = field(default_factory=dict)  # by the name of the operating point
     bounds_mib: Mapping[float, Numbers] = field(default_factory=dict)
     classes: Mapping[int, Wholes] = field(default_factory=dict)
     took_s: float = 0.0
-
-
-class Tell(Shape):
-    def __call__(self, text: str, /) -> None: ...
 
 
 _held: dict[str, Samples] = {}
@@ -68,7 +63,7 @@ def workers(samples: Mapping[str, Samples]) -> Iterator[ProcessPoolExecutor]:
     try:
         with _interrupts_ignored():
             for _ in range(PROCESSES):
-                pool.submit(_begin)
+                pool.submit(int)  # starts a process
         yield pool
     except BaseException as error:
         for child in set(active_children()) - before:
@@ -108,10 +103,6 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _begin() -> None:
-    """Starts a process of the pool."""
-
-
 def held(data: str) -> Samples:
     """In a process of the pool: the samples of that name."""
     return _held[data]
@@ -120,7 +111,7 @@ def held(data: str) -> Samples:
 def compete(samples: Mapping[str, Samples], jobs: Sequence[Job], tell: Tell) -> Iterator[Answers]:
     """The most expensive first, so that no process waits at the end."""
     with workers(samples) as pool:
-        waiting: list[Future[Answers]] = [pool.submit(answer_held, job) for job in jobs]
+        waiting = [pool.submit(answer_held, job) for job in jobs]
         for done, future in enumerate(as_completed(waiting), 1):
             answers = future.result()
             job = answers.job
@@ -149,13 +140,10 @@ def make_deterministic() -> None:
 def answer(job: Job, samples: Samples) -> Answers:
     """Learns from the split's rows only. Of the other rows it uses what is known before a run."""
     began = time.monotonic()
-    learned, judged = samples.take(job.split.learned), without_labels(samples.take(job.split.judged))
-    make: Callable[[Job, Samples, Samples], Answers] = _classified if job.learner == PUBLISHED else _measured
-    return replace(make(job, learned, judged), took_s=time.monotonic() - began)
-
-
-def without_labels(samples: Samples) -> Samples:
-    return replace(samples, footprint_mib=np.full(len(samples), np.nan))
+    judged = samples.take(job.split.judged)
+    unlabelled = replace(judged, footprint_mib=np.full(len(judged), np.nan))
+    make = _classified if job.learner == PUBLISHED else _measured
+    return replace(make(job, samples.take(job.split.learned), unlabelled), took_s=time.monotonic() - began)
 
 
 def _measured(job: Job, learned: Samples, judged: Samples) -> Answers:
@@ -169,8 +157,11 @@ def _measured(job: Job, learned: Samples, judged: Samples) -> Answers:
     return Answers(
         job=job,
         quantiles_mib=quantiles,
-        operating_mib=at_level(quantiles, made.operating_point),
-        careful_mib=at_level(quantiles, made.careful_point),
+        points_mib={
+            "median": quantiles[:, MEDIAN],
+            "operating": at_level(quantiles, made.operating_point),
+            "careful": at_level(quantiles, made.careful_point),
+        },
         bounds_mib={level: at_level(quantiles, level) * factor for level, factor in made.factors.items()},
     )
 

@@ -16,7 +16,7 @@ from carma.trial.layers.kinds import KINDS
 from gpumemnet.serving.features import PLACE
 from gpumemnet.serving.saved_tensors import MIB
 from gpumemnet.training.fit import Scaling, quantiles
-from gpumemnet.training.samples import QUANTILES, Floats
+from gpumemnet.training.samples import QUANTILES, Floats, Numbers, Samples
 
 _OUTPUTS = tuple(PLACE[f"output_{kind}"] for kind in KINDS)  # in elements, like `largest_output`
 _BYTES = ("resting_mib", "gradients_mib", "kept_mib", "scores_mib")
@@ -48,6 +48,11 @@ class Dense(nn.Module):
         self.inner = nn.ModuleList(Layered(members, width, width) for _ in range(blocks))
         self.outer = nn.ModuleList(Layered(members, width, width, 0.3) for _ in range(blocks))
         self.leave = Layered(members, width, len(QUANTILES), 0.01)
+
+    def z(self, samples: Samples) -> Numbers:
+        with torch.no_grad():
+            found: Numbers = self(torch.from_numpy(samples.scalars)).double().numpy()
+        return found
 
     def forward(self, scalars: Tensor) -> Tensor:
         """[rows, scalars], or [members, rows, scalars], to z of [members, rows, quantiles]."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,6 +28,22 @@ class Members(Protocol):
     def z(self, samples: Samples) -> Numbers:
         """[members, rows, quantiles], on the scale that is learned on."""
         ...
+
+
+@dataclass(frozen=True)
+class Separate:
+    """Members that are models of their own."""
+
+    models: Sequence[Any]
+    ask: Callable[[Any, Samples], Numbers]  # z of one model: [rows, quantiles]
+
+    def z(self, samples: Samples) -> Numbers:
+        return np.stack([self.ask(model, samples) for model in self.models])
+
+
+def each_member(make: Callable[[Wholes, int], Any], rows_of: Sequence[Wholes], seed: int) -> list[Any]:
+    """A model for each member from its rows, with a seed of its own."""
+    return [make(rows, seed * 1000 + member) for member, rows in enumerate(rows_of)]
 
 
 # From samples, their z, the rows of each member and a seed.

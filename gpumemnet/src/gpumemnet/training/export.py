@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from gpumemnet.serving.features import FEATURES, PLACE, TOKEN
 from gpumemnet.serving.model import NEAR
+from gpumemnet.training.dense import Dense
 from gpumemnet.training.ensemble import PLAIN_RANGE, Learned
-from gpumemnet.training.learners import AttentionMembers, DenseMembers
+from gpumemnet.training.learners import AttentionMembers
 from gpumemnet.training.samples import MEDIAN
 
 
@@ -45,28 +46,29 @@ def believed(mib: Tensor, plain_mib: Tensor) -> Tensor:
 
 
 class OfScalars(nn.Module):
-    def __init__(self, learned: Learned, members: DenseMembers) -> None:
+    def __init__(self, learned: Learned) -> None:
         super().__init__()
-        self.net, self.answer = members.net, Answer(learned)
+        self.net: nn.Module = learned.members
+        self.answer = Answer(learned)
 
     def forward(self, scalars: Tensor) -> Tensor:
         return self.answer(self.net(scalars), scalars)
 
 
 class OfLayers(nn.Module):
-    def __init__(self, learned: Learned, members: AttentionMembers) -> None:
+    def __init__(self, learned: Learned) -> None:
         super().__init__()
-        self.nets, self.answer = nn.ModuleList(members.nets), Answer(learned)
+        self.nets: nn.ModuleList = learned.members
+        self.answer = Answer(learned)
 
     def forward(self, scalars: Tensor, kinds: Tensor, tokens: Tensor, weights: Tensor) -> Tensor:
         return self.answer(torch.stack([net(scalars, kinds, tokens, weights) for net in self.nets]), scalars)
 
 
 def module_of(learned: Learned) -> nn.Module:
-    if isinstance(learned.members, DenseMembers):
-        return OfScalars(learned, learned.members).eval()
-    if isinstance(learned.members, AttentionMembers):
-        return OfLayers(learned, learned.members).eval()
+    for kind, graph in ((Dense, OfScalars), (AttentionMembers, OfLayers)):
+        if isinstance(learned.members, kind):
+            return graph(learned).eval()
     raise TypeError(f"{type(learned.members).__name__} has no ONNX form")
 
 

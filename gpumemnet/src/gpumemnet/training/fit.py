@@ -1,4 +1,4 @@
-"""Trains nets: inputs and outputs that all nets share, batches of layers, and the training loops.
+"""Trains nets: inputs and outputs that all nets share, batches of layers, and the training loop.
 
 AdamW with a learning rate that rises and falls once, and a fixed number of rounds, the same for every fold: rows for
 evaluation never stop the training.
@@ -6,8 +6,9 @@ evaluation never stop the training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,46 +18,26 @@ from gpumemnet.serving.model import merge
 from gpumemnet.training.samples import MEDIAN, QUANTILES, Floats, Samples
 
 
-class Descent:
-    """The optimizer and its learning rate over `steps`."""
-
-    def __init__(self, net: nn.Module, steps: int, rate: float, decay: float) -> None:
-        self._net = net
-        self._optimizer = torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=decay)
-        self._rate = torch.optim.lr_scheduler.OneCycleLR(self._optimizer, rate, total_steps=steps, pct_start=0.1)
-
-    def step(self, loss: Tensor) -> None:
-        self._optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self._net.parameters(), 5.0)
-        self._optimizer.step()
-        self._rate.step()
-
-
-def side_by_side(
-    net: nn.Module, scalars: Tensor, z: Tensor, rows_of: Sequence[Tensor], *, rounds: int, seed: int, size: int = 64
+def descend(
+    net: nn.Module,
+    answer: Callable[[Any], Tensor],
+    z: Tensor,
+    batches: Callable[[], Iterable[Any]],
+    steps: int,
+    rounds: int,
+    rate: float = 3e-3,
+    decay: float = 0.02,
 ) -> None:
-    """All members of `dense` at once, each on its own rows."""
-    chance = torch.Generator().manual_seed(seed)
-    fewest = min(len(rows) for rows in rows_of)
-    size = min(size, fewest)
-    steps = fewest // size
-    descent = Descent(net, steps * rounds, 5e-3, 0.05)
+    """`answer`: z of the net for picked rows. `batches`: the picked rows of one round, `steps` of them."""
+    optimizer = torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=decay)
+    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps * rounds, pct_start=0.1)
     for _ in range(rounds):
-        order = torch.stack([rows[torch.randperm(len(rows), generator=chance)[: steps * size]] for rows in rows_of])
-        for picked in order.split(size, 1):
-            descent.step(pinball(net(scalars[picked]), z[picked]))
-
-
-def on_layers(
-    net: nn.Module, scalars: Tensor, layers: Packed, z: Tensor, rows: Tensor, *, rounds: int, seed: int, size: int = 64
-) -> None:
-    """One member of `attention` on its rows."""
-    chance = torch.Generator().manual_seed(seed)
-    descent = Descent(net, -(-len(rows) // size) * rounds, 3e-3, 0.02)
-    for _ in range(rounds):
-        for picked in batches(layers.lengths, rows, size, chance):
-            descent.step(pinball(net(scalars[picked], *layers.pad(picked)), z[picked]))
+        for picked in batches():
+            optimizer.zero_grad()
+            pinball(answer(picked), z[picked]).backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 5.0)
+            optimizer.step()
+            rates.step()
 
 
 def ask_layers(net: nn.Module, scalars: Tensor, layers: Packed, size: int = 256) -> Tensor:
@@ -64,9 +45,7 @@ def ask_layers(net: nn.Module, scalars: Tensor, layers: Packed, size: int = 256)
     order = torch.argsort(layers.lengths)
     with torch.no_grad():
         answers = torch.cat([net(scalars[picked], *layers.pad(picked)) for picked in order.split(size)])
-    back = torch.empty_like(answers)
-    back[order] = answers
-    return back
+    return answers[torch.argsort(order)]
 
 
 WIDEST = 6.0  # standard deviations beyond which inputs are clipped: a net is useless far outside
@@ -116,7 +95,7 @@ class Packed:
 
     @classmethod
     def of(cls, samples: Samples) -> Packed:
-        merged = [merge(kinds, tokens) for kinds, tokens in zip(samples.kinds, samples.tokens, strict=True)]
+        merged = list(map(merge, samples.kinds, samples.tokens))
         lengths = np.array([len(one.weights) for one in merged])
         return cls(
             kinds=torch.from_numpy(np.concatenate([one.kinds for one in merged])),

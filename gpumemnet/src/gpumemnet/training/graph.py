@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from carma.trial.layers.kinds import KINDS
 from gpumemnet.serving.features import FEATURES, TOKEN
-from gpumemnet.training.fit import Descent, Scaling, pinball, quantiles
+from gpumemnet.training.ensemble import Separate, each_member
+from gpumemnet.training.fit import Scaling, descend, quantiles
 from gpumemnet.training.samples import QUANTILES, Floats, Numbers, Samples, Scale, Wholes
 
 MOST_SOURCES = 4
+BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -106,35 +108,28 @@ class GraphNet(nn.Module):
         return quantiles(self.leave(now + nn.functional.silu(self.inner(now))))
 
 
-@dataclass(frozen=True)
-class GraphMembers:
-    nets: Sequence[GraphNet]
-
-    def z(self, samples: Samples) -> Numbers:
-        parts = [samples.take(rows) for rows in np.array_split(np.arange(len(samples)), -(-len(samples) // 128))]
-        with torch.no_grad():
-            found = [torch.cat([net(Graphs.of(part)) for part in parts]).double().numpy() for net in self.nets]
-        return np.stack(found)
-
-
 def fit_graph(
     samples: Samples, z: Numbers, rows_of: Sequence[Wholes], _scale: Scale, seed: int, *, rounds: int = 25
-) -> GraphMembers:
-    tokens = np.concatenate(samples.tokens)
-    nets = []
-    for member, rows in enumerate(rows_of):
-        torch.manual_seed(seed * 1000 + member)
-        net = GraphNet(samples.scalars, tokens)
-        _train(net, samples, z, rows, rounds, np.random.default_rng(seed * 1000 + member))
-        nets.append(net.eval())
-    return GraphMembers(nets)
+) -> Separate:
+    tokens, truth = np.concatenate(samples.tokens), torch.from_numpy(z).float()
+
+    def train(rows: Wholes, own_seed: int) -> nn.Module:
+        torch.manual_seed(own_seed)
+        net, chance = GraphNet(samples.scalars, tokens), np.random.default_rng(own_seed)
+
+        def shuffled() -> Sequence[Wholes]:
+            order = chance.permutation(rows)
+            return [order[begin : begin + BATCH] for begin in range(0, len(order), BATCH)]
+
+        steps = -(-len(rows) // BATCH)
+        descend(net, lambda picked: net(Graphs.of(samples.take(picked))), truth, shuffled, steps, rounds)
+        return net.eval()
+
+    return Separate(each_member(train, rows_of, seed), _ask)
 
 
-def _train(net: GraphNet, samples: Samples, z: Numbers, rows: Wholes, rounds: int, chance: np.random.Generator) -> None:
-    size = 64
-    descent = Descent(net, -(-len(rows) // size) * rounds, 3e-3, 0.02)
-    for _ in range(rounds):
-        order = chance.permutation(rows)
-        for begin in range(0, len(order), size):
-            picked = order[begin : begin + size]
-            descent.step(pinball(net(Graphs.of(samples.take(picked))), torch.from_numpy(z[picked]).float()))
+def _ask(net: GraphNet, samples: Samples) -> Numbers:
+    parts = [samples.take(rows) for rows in np.array_split(np.arange(len(samples)), -(-len(samples) // 128))]
+    with torch.no_grad():
+        found: Numbers = torch.cat([net(Graphs.of(part)) for part in parts]).double().numpy()
+    return found

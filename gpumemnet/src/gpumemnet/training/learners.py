@@ -2,55 +2,51 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from gpumemnet.training.attention import Attention
 from gpumemnet.training.dense import Dense
-from gpumemnet.training.ensemble import Fit
-from gpumemnet.training.fit import Packed, ask_layers, on_layers, side_by_side
+from gpumemnet.training.ensemble import Fit, each_member
+from gpumemnet.training.fit import Packed, ask_layers, batches, descend
 from gpumemnet.training.graph import fit_graph
 from gpumemnet.training.samples import Numbers, Samples, Scale, Wholes
 from gpumemnet.training.trees import fit_boosted, fit_forests
 
-
-@dataclass(frozen=True)
-class DenseMembers:
-    net: Dense
-
-    def z(self, samples: Samples) -> Numbers:
-        with torch.no_grad():
-            found: Numbers = self.net(torch.from_numpy(samples.scalars)).double().numpy()
-        return found
+BATCH = 64
 
 
-@dataclass(frozen=True)
-class AttentionMembers:
-    nets: Sequence[Attention]
-
+class AttentionMembers(nn.ModuleList):
     def z(self, samples: Samples) -> Numbers:
         scalars, layers = torch.from_numpy(samples.scalars), Packed.of(samples)
-        return np.stack([ask_layers(net, scalars, layers).double().numpy() for net in self.nets])
+        return np.stack([ask_layers(net, scalars, layers).double().numpy() for net in self])
 
 
 def fit_dense(
     samples: Samples, z: Numbers, rows_of: Sequence[Wholes], scale: Scale, seed: int, *, rounds: int = 120
-) -> DenseMembers:
+) -> Dense:
+    """All members at once, each on its own rows."""
     torch.manual_seed(seed)
     net = Dense(samples.scalars, scale.room_mib, members=len(rows_of))
-    side_by_side(
-        net,
-        torch.from_numpy(samples.scalars),
-        torch.from_numpy(z).float(),
-        [torch.from_numpy(rows) for rows in rows_of],
-        rounds=rounds,
-        seed=seed,
-    )
-    return DenseMembers(net.eval())
+    scalars, truth = torch.from_numpy(samples.scalars), torch.from_numpy(z).float()
+    chance = torch.Generator().manual_seed(seed)
+    fewest = min(map(len, rows_of))
+    size = min(BATCH, fewest)
+    steps = fewest // size
+
+    def shuffled() -> Any:
+        orders = [torch.randperm(len(rows), generator=chance)[: steps * size] for rows in rows_of]
+        picked = [torch.from_numpy(rows)[order] for rows, order in zip(rows_of, orders, strict=True)]
+        return torch.stack(picked).split(size, 1)
+
+    descend(net, lambda picked: net(scalars[picked]), truth, shuffled, steps, rounds, 5e-3, 0.05)
+    net.eval()
+    return net
 
 
 def fit_attention(
@@ -58,13 +54,16 @@ def fit_attention(
 ) -> AttentionMembers:
     layers, scalars, truth = Packed.of(samples), torch.from_numpy(samples.scalars), torch.from_numpy(z).float()
     tokens = np.concatenate(samples.tokens)
-    nets = []
-    for member, rows in enumerate(rows_of):
-        torch.manual_seed(seed * 1000 + member)
-        net = Attention(samples.scalars, tokens, scale.room_mib)
-        on_layers(net, scalars, layers, truth, torch.from_numpy(rows), rounds=rounds, seed=seed * 1000 + member)
-        nets.append(net.eval())
-    return AttentionMembers(nets)
+
+    def train(rows: Wholes, own_seed: int) -> nn.Module:
+        torch.manual_seed(own_seed)
+        net, chance = Attention(samples.scalars, tokens, scale.room_mib), torch.Generator().manual_seed(own_seed)
+        shuffled = functools.partial(batches, layers.lengths, torch.from_numpy(rows), BATCH, chance)
+        steps = -(-len(rows) // BATCH)
+        descend(net, lambda picked: net(scalars[picked], *layers.pad(picked)), truth, shuffled, steps, rounds)
+        return net.eval()
+
+    return AttentionMembers(each_member(train, rows_of, seed))
 
 
 class Learner(NamedTuple):

@@ -29,6 +29,7 @@ LEAST_RUNS = 30  # with fewer, folds and members of an ensemble are too small
 # The most expensive first; cheap ones fill the gaps at the end.
 COSTLY = ("graph", PUBLISHED, "transformer-based", "boosted", "mlp-based", "extra-trees")
 
+PACKAGES = ("torch", "scikit-learn", "numpy", "onnxruntime")  # whose versions a report names
 OF_SHAPES = ("mlp-based", "extra-trees")  # there are many shapes: the default learner and the fastest
 
 
@@ -43,6 +44,10 @@ class Options(Record, frozen=True, kw_only=True):
     shapes: bool = True
     public_mlp: str = ""
     report: str = "lab/results/gpumemnet"
+
+    @property
+    def report_file(self) -> Path:
+        return Path(self.report) / "accuracy.json"
 
 
 class Done(Record, frozen=True, kw_only=True):
@@ -59,7 +64,7 @@ def run(options: Options, tell: Tell) -> Done:
     if options.evaluate:
         found = _evaluate(options, {**own, **public}, learners, tell)
     models = _make(options, own, learners, found, tell) if options.out and own else ()
-    return Done(models=models, entries=found, report=str(_report(options)) if options.evaluate else "")
+    return Done(models=models, entries=found, report=str(options.report_file) if options.evaluate else "")
 
 
 def check(options: Options) -> None:
@@ -73,7 +78,7 @@ def check(options: Options) -> None:
         hint = "--install writes there; --out DIR names another place." if options.install else OUT_HINT
         check_folder(Path(options.out), hint)
     if options.evaluate:
-        check_folder(_report(options).parent, REPORT_HINT)
+        check_folder(options.report_file.parent, REPORT_HINT)
 
 
 def _make(
@@ -90,10 +95,6 @@ def _make(
             models.append(future.result())
             tell(f"{len(models)}/{len(wanted)}  {models[-1]}")
     return tuple(sorted(models))
-
-
-def _report(options: Options) -> Path:
-    return Path(options.report) / "accuracy.json"
 
 
 def _read(options: Options, tell: Tell) -> tuple[dict[str, Samples], dict[str, Samples]]:
@@ -124,13 +125,14 @@ def _evaluate(
         command=_command(options),
         seed=options.seed,
         date=time.strftime("%Y-%m-%d", time.gmtime()),
-        versions=_versions(),
+        versions={"carma": __version__, "python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in PACKAGES},
         cores=len(os.sched_getaffinity(0)),
         data={name: about(one) for name, one in samples.items()},
         entries=found,
     )
-    write(report, _report(options))
-    for path in draw(found, _report(options).parent):
+    write(report, options.report_file)
+    for path in draw(found, options.report_file.parent):
         tell(f"{path}")
     return found
 
@@ -160,9 +162,3 @@ def _command(options: Options) -> str:
     words += ["--evaluate"] if options.evaluate else []
     words += [] if options.shapes else ["--no-shapes"]
     return shlex.join(words)
-
-
-def _versions() -> dict[str, str]:
-    wanted = ("torch", "scikit-learn", "numpy", "onnxruntime")
-    found = {name: importlib.metadata.version(name) for name in wanted}
-    return {"carma": __version__, "python": platform.python_version(), **found}

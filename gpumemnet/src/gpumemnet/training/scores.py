@@ -57,6 +57,12 @@ def top_merged(classes: Wholes, width_gb: int) -> Wholes:
     return np.minimum(classes, TOP_GB // width_gb)
 
 
+def shares(found: Wholes, truth: Wholes) -> dict[str, float]:
+    """Of the rows whose class is right, too low and too high."""
+    right, under, over = (float(rows.mean()) for rows in (found == truth, found < truth, found > truth))
+    return {"accuracy": right, "under": under, "over": over}
+
+
 def judge(truth: Wholes, found: Wholes, width_gb: int, *, merged: bool) -> Classes:
     if merged:
         truth, found = top_merged(truth, width_gb), top_merged(found, width_gb)
@@ -64,14 +70,11 @@ def judge(truth: Wholes, found: Wholes, width_gb: int, *, merged: bool) -> Class
     confusion = np.zeros((len(labels), len(labels)), np.int64)
     np.add.at(confusion, (np.searchsorted(labels, truth), np.searchsorted(labels, found)), 1)
     by_class = tuple(_class(confusion, place, int(label) * width_gb) for place, label in enumerate(labels))
-    off = found - truth
     return Classes(
         width_gb=width_gb,
         top_merged=merged,
-        accuracy=float((off == 0).mean()),
-        under=float((off < 0).mean()),
-        over=float((off > 0).mean()),
-        off_by_more=float((np.abs(off) > 1).mean()),
+        **shares(found, truth),
+        off_by_more=float((np.abs(found - truth) > 1).mean()),
         macro_f1=float(np.mean([one.f1 for one in by_class if one.rows])),
         by_class=by_class,
         confusion=tuple(tuple(row) for row in confusion.tolist()),
@@ -102,10 +105,4 @@ def errors(found_mib: Numbers, truth_mib: Numbers) -> Errors:
 
 
 def point(at: float, found_mib: Numbers, truth_mib: Numbers, width_gb: int) -> Point:
-    off = to_classes(found_mib, width_gb) - to_classes(truth_mib, width_gb)
-    return Point(
-        point=at,
-        accuracy=float((off == 0).mean()),
-        under=float((off < 0).mean()),
-        over=float((off > 0).mean()),
-    )
+    return Point(point=at, **shares(to_classes(found_mib, width_gb), to_classes(truth_mib, width_gb)))

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 from msgspec.structs import replace
 
 from carma.errors import PluginError
@@ -33,7 +32,7 @@ from gpumemnet.training.ensemble import Learned, at_level, learn
 from gpumemnet.training.export import export
 from gpumemnet.training.learners import LEARNERS
 from gpumemnet.training.samples import HEAD_FIELDS, QUANTILES, Samples
-from gpumemnet.training.scores import Classes, Point, point
+from gpumemnet.training.scores import shares, to_classes
 
 Scores = Mapping[str, dict[str, float]]
 
@@ -56,7 +55,7 @@ def make(samples: Samples, learner: str, out: Path, seed: int, scores: Scores | 
 
 
 def facts(samples: Samples, kind: Kind, learned: Learned, seed: int, scores: Scores) -> Facts:
-    origin = samples.origin
+    origin, columns = samples.origin, zip(FEATURES, samples.scalars.T, strict=True)
     seen = [sum(bool((kinds == number).any()) for kinds in samples.kinds) for number in range(len(KINDS))]
     return Facts(
         name=stem(samples.family, kind),
@@ -66,7 +65,7 @@ def facts(samples: Samples, kind: Kind, learned: Learned, seed: int, scores: Sco
         operating_point=learned.operating_point,
         class_widths_gb=WIDTHS_GB[samples.family],
         base_mib=round(learned.scale.base_mib, 1),
-        ranges=_ranges(samples),
+        ranges={name: (float(column.min()), float(column.max())) for name, column in columns},
         ways=tuple(sorted(set(samples.ways))),
         kinds_seen={name: count for name, count in zip(KINDS, seen, strict=True) if count},
         most_layers=int(samples.layer_counts.max()),
@@ -81,22 +80,10 @@ def facts(samples: Samples, kind: Kind, learned: Learned, seed: int, scores: Sco
     )
 
 
-def _ranges(samples: Samples) -> dict[str, tuple[float, float]]:
-    least, most = samples.scalars.min(axis=0).astype(np.float64), samples.scalars.max(axis=0).astype(np.float64)
-    return {name: (float(least[place]), float(most[place])) for place, name in enumerate(FEATURES)}
-
-
 def _unseen(learned: Learned, samples: Samples) -> Scores:
-    found = at_level(learned.unseen_mib, learned.operating_point)
-    scores = {}
-    for width in WIDTHS_GB[samples.family]:
-        one = point(learned.operating_point, found, samples.footprint_mib, width)
-        scores[f"{width}GB"] = _shares(one)
-    return scores
-
-
-def _shares(one: Point | Classes) -> dict[str, float]:
-    return {"accuracy": one.accuracy, "under": one.under, "over": one.over}
+    found, truth = at_level(learned.unseen_mib, learned.operating_point), samples.footprint_mib
+    widths = WIDTHS_GB[samples.family]
+    return {f"{width}GB": shares(to_classes(found, width), to_classes(truth, width)) for width in widths}
 
 
 def scores_of(entries: Sequence[Entry], data: str, learner: str) -> Scores | None:
@@ -104,7 +91,9 @@ def scores_of(entries: Sequence[Entry], data: str, learner: str) -> Scores | Non
     for entry in entries:
         if (entry.data, entry.learner, entry.protocol) == (data, learner, "folds"):
             wanted = [one.classes for one in entry.judged if one.point == "operating" and not one.classes.top_merged]
-            return {f"{one.width_gb}GB": _shares(one) for one in wanted}
+            return {
+                f"{one.width_gb}GB": {"accuracy": one.accuracy, "under": one.under, "over": one.over} for one in wanted
+            }
     return None
 
 

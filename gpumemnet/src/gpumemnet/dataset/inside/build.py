@@ -25,6 +25,7 @@ nothing is computed, so an op tells only what is chosen. Any op may say `times`:
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -39,7 +40,13 @@ ACTIVATIONS = {
     "softsign": nn.Softsign, "hardswish": nn.Hardswish, "hardsigmoid": nn.Hardsigmoid, "hardtanh": nn.Hardtanh,
     "logsigmoid": nn.LogSigmoid, "tanhshrink": nn.Tanhshrink, "prelu": nn.PReLU,
 }  # fmt: skip
-INPLACE = ("relu", "relu6", "leaky_relu", "elu", "selu", "celu", "silu", "mish", "hardswish", "hardsigmoid", "hardtanh")
+VIEWS = {
+    "tokens": lambda image: image.flatten(2).transpose(1, 2),
+    "rows": lambda image: image.movedim(1, -1),
+    "image": lambda rows: rows.movedim(-1, 1),
+    "mean": lambda tokens: tokens.mean(1),
+    "first": lambda tokens: tokens[:, 0],
+}
 
 
 class Conv1D(nn.Module):
@@ -229,7 +236,8 @@ class Builder:
             case "act":
                 return activation(op)
             case "dropout" if op.get("functional"):
-                return FunctionalDropout(op["p"])
+                # No module, so it does not know whether the model trains; all runs of the collector train.
+                return functools.partial(F.dropout, p=op["p"])
             case "dropout":
                 return nn.Dropout(op["p"])
             case "pool":
@@ -238,16 +246,6 @@ class Builder:
                 return nn.Upsample(scale_factor=op["scale"], mode=op.get("f", "nearest"))
             case "flatten":
                 return nn.Flatten()
-            case "tokens":
-                return lambda image: image.flatten(2).transpose(1, 2)
-            case "rows":
-                return lambda image: image.movedim(1, -1)
-            case "image":
-                return lambda rows: rows.movedim(-1, 1)
-            case "mean":
-                return lambda tokens: tokens.mean(1)
-            case "first":
-                return lambda tokens: tokens[:, 0]
             case "embed" if op.get("tied") and self.embedding is not None:
                 return self.embedding
             case "embed":
@@ -256,6 +254,8 @@ class Builder:
                 return made
             case "positions":
                 return Positions(op["length"], last)
+            case other if other in VIEWS:
+                return VIEWS[other]
             case other:
                 raise ValueError(f"there is no op {other!r}")
 
@@ -268,35 +268,23 @@ class Builder:
         return made
 
 
-class FunctionalDropout:
-    """No module: `training` is not told to it, and all runs here train."""
-
-    def __init__(self, p: float) -> None:
-        self.p = p
-
-    def __call__(self, x: Any) -> Any:
-        return F.dropout(x, self.p)
-
-
 def convolution(op: dict[str, Any], width: int, dims: int) -> nn.Module:
     k, s = op.get("k", 3), op.get("s", 1)
     if op["op"] == "deconv":
-        made: nn.Module = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[dims - 1](width, op["out"], k, s)
-        return made
+        return getattr(nn, f"ConvTranspose{dims}d")(width, op["out"], k, s)
     d = op.get("d", 1)
     p = op["p"] if "p" in op else d * (k - 1) // 2
     groups = op.get("groups", 1) or width
-    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
-    return kind(width, op.get("out") or width, k, s, p, d, groups, op.get("bias", True))
+    return getattr(nn, f"Conv{dims}d")(width, op.get("out") or width, k, s, p, d, groups, op.get("bias", True))
 
 
 def norm(op: dict[str, Any], x: Any) -> nn.Module:
     width, dims = (x.size(1), x.ndim - 2) if x.ndim > 1 else (x.size(0), 0)
     match op["f"]:
         case "batch":
-            return (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[dims](width)
+            return getattr(nn, f"BatchNorm{max(1, dims)}d")(width)
         case "instance":
-            return (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)[dims - 1](width, affine=True)
+            return getattr(nn, f"InstanceNorm{dims}d")(width, affine=True)
         case "group":
             return nn.GroupNorm(math.gcd(op.get("groups", 32), width), width)
         case "rms":
@@ -308,28 +296,20 @@ def norm(op: dict[str, Any], x: Any) -> nn.Module:
 
 
 def activation(op: dict[str, Any]) -> Any:
-    made = ACTIVATIONS[op["f"]](**({"inplace": True} if op.get("inplace") and op["f"] in INPLACE else {}))
+    made = ACTIVATIONS[op["f"]](**({"inplace": True} if op.get("inplace") else {}))
     return made.forward if op.get("functional") and op["f"] != "prelu" else made  # `forward` alone calls no hook
 
 
 def pooling(op: dict[str, Any], dims: int) -> nn.Module:
     if not op["k"]:
-        whole: nn.Module = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)[dims - 1](1)
-        return whole
-    kinds = (
-        (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d) if op["f"] == "max" else (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
-    )
-    made: nn.Module = kinds[dims - 1](op["k"], op.get("s", op["k"]), op.get("p", 0))
-    return made
+        return getattr(nn, f"AdaptiveAvgPool{dims}d")(1)
+    return getattr(nn, f"{op['f'].title()}Pool{dims}d")(op["k"], op.get("s", op["k"]), op.get("p", 0))
 
 
 def build(config: dict[str, Any]) -> nn.Module:
     """On the meta device: weights have shapes and no memory. `torch.nn.Module.to_empty` gives them some."""
     with torch.device("meta"), torch.no_grad():
-        if config.get("vocabulary"):
-            x = torch.empty(2, *config["input"], dtype=torch.long)
-        else:
-            x = torch.empty(2, *config["input"])
+        x = torch.empty(2, *config["input"], dtype=torch.long if config.get("vocabulary") else torch.float)
         made, _ = Builder(config).chain(list(config["model"]), x)
     only = made.steps[0] if len(made.steps) == 1 else None
     return only if isinstance(only, Seq2Seq) else made

@@ -82,7 +82,7 @@ def collect(args: argparse.Namespace, existing: Any, configs: list[dict[str, Any
 
     kind = schedule.ActivitySchedule if args.activity else schedule.Schedule
     made = kind(args, existing, configs, capacity_mib, numbers, began_s)
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         made.run()
     except KeyboardInterrupt:
@@ -91,10 +91,6 @@ def collect(args: argparse.Namespace, existing: Any, configs: list[dict[str, Any
         made.pool.end(made.pool.workers)
         made.report()
     return 0
-
-
-def interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def locked(folder: Path) -> bool:

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import build
+import rows  # type: ignore[import-not-found]
 import shapes  # type: ignore[import-not-found]
 import torch
 from carma_trial.describe import layer_of  # type: ignore[import-not-found]  # only attach.py changes torch
 from forks import end_with  # type: ignore[import-not-found]
-from rows import digest  # type: ignore[import-not-found]
 from torch.utils._python_dispatch import TorchDispatchMode
 
 UNWRITTEN = 3  # exit status if the file cannot be written
@@ -89,12 +89,7 @@ def describe(config: dict[str, Any]) -> dict[str, Any]:
         for module in model.modules():
             module.register_forward_hook(listing.add)
         model(*inputs_of(config))
-    return {
-        "id": config["id"],
-        **counted(model, listing.seen),
-        "layers": listing.layers,
-        "edges": listing.edges,
-    }
+    return {"id": config["id"], **counted(model, listing.seen), "layers": listing.layers, "edges": listing.edges}
 
 
 def inputs_of(config: dict[str, Any]) -> list[Any]:
@@ -119,38 +114,33 @@ def counted(model: Any, seen: list[int]) -> dict[str, int]:
     }
 
 
-def answer(line: bytes) -> bytes:
+def answer(config: dict[str, Any]) -> bytes:
     """A config that cannot be built gets a line too, so that it is not tried again."""
-    config = json.loads(line)
     try:
         said = describe(config)
     except Exception as error:
         said = {"id": config["id"], "error": f"{type(error).__name__}: {error}"[:500]}
-    return json.dumps({**said, "of": digest(line)}, separators=(",", ":")).encode() + b"\n"
+    return json.dumps({**said, "of": config["of"]}, separators=(",", ":")).encode() + b"\n"
 
 
 def known(path: Path) -> dict[str, str]:
     """The ids in the file, with their configs' digests. An incomplete last line is removed."""
-    if not path.exists():
-        return {}
-    whole = path.read_bytes()
-    kept = whole[: whole.rfind(b"\n") + 1]
-    if kept != whole:
-        path.write_bytes(kept)
-    return {said["id"]: said["of"] for said in map(json.loads, kept.splitlines())}
+    rows.mend(path)
+    lines = path.read_bytes().splitlines() if path.exists() else ()
+    return {said["id"]: said["of"] for said in map(json.loads, lines)}
 
 
-def write(lines: list[bytes], file: BinaryIO, processes: int) -> None:
+def write(configs: list[dict[str, Any]], file: BinaryIO, processes: int) -> None:
     torch.set_num_threads(1)
     if processes == 1:
-        file.writelines(map(answer, lines))
+        file.writelines(map(answer, configs))
         return
     with multiprocessing.get_context("fork").Pool(processes, end_with, (os.getpid(), signal.SIGKILL)) as pool:
-        for done, said in enumerate(pool.imap_unordered(answer, lines, chunksize=8), 1):
+        for done, said in enumerate(pool.imap_unordered(answer, configs, chunksize=8), 1):
             file.write(said)
             file.flush()
             if done % 500 == 0:
-                print(f"layers of {done:,} of {len(lines):,} configs", file=sys.stderr)
+                print(f"layers of {done:,} of {len(configs):,} configs", file=sys.stderr)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -163,8 +153,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.parent:
         end_with(args.parent, signal.SIGKILL)
     done = known(args.layers)
-    lines = [line for line in args.configs.read_bytes().splitlines() if line.strip()]
-    left = [line for line in lines if done.get(json.loads(line)["id"]) != digest(line)]
+    left = [config for config in rows.read_configs(args.configs) if done.get(config["id"]) != config["of"]]
     try:
         with args.layers.open("ab") as file:
             write(left, file, args.processes)

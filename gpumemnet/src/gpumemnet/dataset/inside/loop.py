@@ -15,6 +15,14 @@ import torch
 from torch.nn import functional as F
 
 BUFFER = 1 << 22  # random numbers
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-4),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-4, momentum=0.9, weight_decay=1e-4),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-5),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-5),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-5),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=1e-5),
+}
 
 
 def random_numbers() -> Any:
@@ -40,12 +48,12 @@ class Training:
     def __init__(self, config: dict[str, Any], device: str, numbers: Any, made: Made | None = None) -> None:
         self.config, self.device = config, device
         precision = config.get("precision", "fp32")
-        set_tf32(precision)
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"  # else torch's defaults
         made = made or Made(config, numbers)
         self.batch = made.batch
         self.model = model = to_device(made.model, device).train()
         fill(model, numbers)
-        self.optimizer = make_optimizer(config.get("optimizer", "adam"), list(model.parameters()))
+        self.optimizer = OPTIMIZERS[config.get("optimizer", "adam")](list(model.parameters()))
         # This scale never overflows; a skipped step would leave the optimizer without its state.
         self.scaler = torch.amp.GradScaler(torch.device(device).type, 1.0, enabled=precision == "fp16-amp")
         self.stepped = 0  # steps that the optimizer did not skip
@@ -66,16 +74,12 @@ class Training:
 
     def _autocast(self) -> Any:
         kind = {"bf16-amp": torch.bfloat16, "fp16-amp": torch.float16}.get(self.config.get("precision", "fp32"))
-        if kind is None:
-            return contextlib.nullcontext()
-        return torch.autocast(torch.device(self.device).type, dtype=kind)
+        return torch.autocast(torch.device(self.device).type, dtype=kind) if kind else contextlib.nullcontext()
 
     def _moved(self, tensor: Any) -> Any:
         moved = tensor.to(self.device)
-        return moved.to(memory_format=torch.channels_last) if self._flips(moved) else moved
-
-    def _flips(self, tensor: Any) -> bool:
-        return bool(self.config.get("channels_last")) and tensor.ndim == 4
+        flips = self.config.get("channels_last") and tensor.ndim == 4
+        return moved.to(memory_format=torch.channels_last) if flips else moved
 
 
 def make_batch(config: dict[str, Any], numbers: Any) -> tuple[list[Any], Any]:
@@ -146,22 +150,3 @@ def fill(model: Any, numbers: Any) -> None:
                 parameter.copy_(torch.full(parameter.shape, 0.0 if name.endswith("bias") else 1.0))
         for name, buffer in model.named_buffers():
             buffer.copy_(torch.full(buffer.shape, 1.0 if name.endswith("var") else 0.0).to(buffer.dtype))
-
-
-def set_tf32(precision: str) -> None:
-    """torch's defaults, or TF32 for matrix products too."""
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-
-
-_OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-4),
-    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-4, momentum=0.9, weight_decay=1e-4),
-    "adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-5),
-    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-5),
-    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-5),
-    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=1e-5),
-}
-
-
-def make_optimizer(name: str, parameters: list[Any]) -> Any:
-    return _OPTIMIZERS[name](parameters)

@@ -94,11 +94,13 @@ class Queues:
     `begun`: for each queue, workers that have started and have no reservation yet.
     """
 
-    def __init__(self, configs: Sequence[dict[str, Any]], capacity_mib: float) -> None:
+    def __init__(
+        self, configs: Sequence[dict[str, Any]], capacity_mib: float, heavy_share: float = HEAVY_SHARE
+    ) -> None:
         self.capacity_mib = capacity_mib
         self.waiting: dict[str, deque[dict[str, Any]]] = {queue: deque() for queue in QUEUES}
         for config in configs:
-            is_heavy = needed_mib(config, MARGIN) > capacity_mib * HEAVY_SHARE
+            is_heavy = needed_mib(config, MARGIN) > capacity_mib * heavy_share
             self.waiting["heavy" if is_heavy else "light"].append(config)
         self.totals = {queue: len(waiting) for queue, waiting in self.waiting.items()}
 

@@ -20,11 +20,10 @@ LOCK = "rows.lock"
 
 
 class InUse(Exception):
-    """Another collector writes to the directory; `pid` is its process, empty if the file does not name it yet."""
+    """Another collector writes to the directory. The file may not name its process yet."""
 
     def __init__(self, pid: str) -> None:
         super().__init__(f"process {pid} collects into it" if pid else "another process collects into it")
-        self.pid = pid
 
 
 def lock(folder: Path) -> int:
@@ -49,8 +48,8 @@ class Rows:
     def __init__(self, folder: Path, resume: bool, activity: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / NAME
-        if not resume and self.path.exists():
-            self.path.replace(folder / f"{NAME}.old")  # rows are hours of a GPU: never delete them
+        if not resume:
+            set_aside(self.path)
         self._done = read_done(self.path, activity)
         mend(self.path)
         self.file = self.path.open("a", encoding="utf-8")
@@ -74,6 +73,12 @@ class Rows:
     @property
     def written(self) -> int:
         return self.measured + self.oom + self.failed
+
+
+def set_aside(path: Path) -> None:
+    """Rows are hours of a GPU, so the file is renamed and not deleted."""
+    if path.exists():
+        path.replace(path.with_name(f"{path.name}.old"))
 
 
 def mend(path: Path) -> None:

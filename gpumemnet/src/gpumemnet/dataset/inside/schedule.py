@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
-from collections import deque
 from typing import Any
 
 import memory_reservation  # type: ignore[import-not-found]
@@ -68,9 +68,9 @@ class Schedule:
         if any(worker.alone for worker in self.pool.workers):
             return
         while self.queue and self.has_place():
-            queue, config = self.next_config()
+            queue, config = self.queue.take(self.begun())
             need_mib = self.margins.needed_mib(config)
-            if need_mib > self.room_mib * memory_reservation.ALONE_SHARE:
+            if need_mib > self.queue.capacity_mib * memory_reservation.ALONE_SHARE:
                 self.alone.append(config)
             else:
                 self.pool.start(config, need_mib, False).queue = queue
@@ -84,14 +84,6 @@ class Schedule:
     def has_place(self) -> bool:
         at_work = len(self.pool.workers) - len(self.pool.among("waiting"))
         return at_work < self.parallel and sum(self.begun().values()) < self.standby
-
-    def next_config(self) -> tuple[str, dict[str, Any]]:
-        queue, config = self.queue.take(self.begun())
-        return queue, config
-
-    @property
-    def room_mib(self) -> float:
-        return float(self.queue.capacity_mib)
 
     def begun(self) -> dict[str, int]:
         standby = self.pool.among("starting", "waiting")
@@ -160,12 +152,8 @@ class ActivitySchedule(Schedule):
 
     is_turning = False
 
-    def arranged(self, configs: list[dict[str, Any]]) -> deque[dict[str, Any]]:
-        return deque(configs)
-
-    @property
-    def room_mib(self) -> float:
-        return self.capacity_mib
+    def arranged(self, configs: list[dict[str, Any]]) -> Any:
+        return memory_reservation.Queues(configs, self.capacity_mib, heavy_share=math.inf)  # all in one queue
 
     def end_standby(self) -> None:
         """No worker ends here: all are prepared and measured before the GPU becomes empty."""
@@ -179,9 +167,6 @@ class ActivitySchedule(Schedule):
 
     def has_place(self) -> bool:
         return not self.is_turning and len(self.pool.workers) < self.parallel
-
-    def next_config(self) -> tuple[str, dict[str, Any]]:
-        return memory_reservation.QUEUES[0], self.queue.popleft()
 
     def leave(self, worker: Any) -> None:
         if not self.is_turning:

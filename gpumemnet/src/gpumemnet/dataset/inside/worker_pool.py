@@ -153,7 +153,9 @@ class WorkerPool:
         self._read_footprints()
         for worker in list(self.workers):
             self._remove_if_ended(worker)
-            self._take_once(worker)
+            if worker.row is not None and not worker.is_taken:
+                worker.is_taken = True
+                self.take(worker, worker.row)
             if time.monotonic() - worker.since_s > self.limit_s and worker.state in LIMITED:
                 worker.ended_because = f"it took more than {self.limit_s:g} s ({worker.state})"
                 os.kill(worker.pid, signal.SIGKILL)
@@ -196,11 +198,6 @@ class WorkerPool:
             again = not worker.ended_because  # a slow run would be slow again
             worker.row = {"oom": False, "error": error, "again": again, "took_s": took_s}
             worker.enter("over")
-
-    def _take_once(self, worker: Worker) -> None:
-        if worker.row is not None and not worker.is_taken:
-            worker.is_taken = True
-            self.take(worker, worker.row)
 
 
 def become_worker(parent: int) -> None:
