@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from math import exp, fsum, log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from carma.core.model.values import Record
 from carma.traces import Trace
@@ -55,12 +55,11 @@ def ratio(row: Row, alone: Row) -> Ratio:
 def over_traces(found: Iterable[Ratio]) -> Ratio:
     """Geometric means of what are ratios, sums of what is counted."""
     every = list(found)
-
-    def mean(name: str) -> float | None:
-        return geo_mean([getattr(one, name) for one in every])
-
-    means = {name: mean(name) for name in Ratio.__struct_fields__ if name not in ("ooms", "failed")}
-    return Ratio(**means, ooms=sum(one.ooms for one in every), failed=sum(one.failed for one in every))  # type: ignore[arg-type]  # only None where a part of it was
+    counts = {name: sum(getattr(one, name) for one in every) for name in ("ooms", "failed")}
+    means: dict[str, Any] = {
+        name: geo_mean([getattr(one, name) for one in every]) for name in Ratio.__struct_fields__ if name not in counts
+    }
+    return Ratio(**means, **counts)
 
 
 def geo_mean(values: Sequence[float | None]) -> float | None:
@@ -71,9 +70,8 @@ def geo_mean(values: Sequence[float | None]) -> float | None:
 
 GPU = "a100-40"
 Say = Callable[[str], None]
-OnCaseProgress = Callable[
-    [str, int, int, float], None
-]  # a case, its tasks that have ended, all of them, simulated seconds
+# A case, the number of its finished tasks, of all its tasks, and simulated seconds.
+OnCaseProgress = Callable[[str, int, int, float], None]
 
 
 class Case(NamedTuple):
@@ -127,10 +125,6 @@ class Row(Record, frozen=True, kw_only=True):
 
 Ask = Case | Limit
 Answer = Row | Bound
-_FROM_FIGURES = (
-    "tasks", "makespan_s", "completion_mean_s", "completion_p95_s", "wait_mean_s", "wait_p95_s", "run_mean_s",
-    "slowdown_mean", "slowdown_p95", "slowdown_max", "energy_j", "sm_active_mean", "memory_mib_mean", "ooms", "failed",
-)  # fmt: skip
 _known: dict[str, Trace] = {}  # in a worker: the traces by name
 
 
@@ -139,11 +133,8 @@ def simulate(case: Case, trace: Trace, on_progress: OnProgress | None = None) ->
     began = time.process_time()  # others may work on the same cores
     figures = simulation(request, trace).run(on_progress)
     took_s = time.process_time() - began
-    taken = {name: getattr(figures, name) for name in _FROM_FIGURES}
-    return Row(
-        variant=case.variant.name, trace=case.trace, gpus=case.gpus, seed=case.seed, noise=case.noise, took_s=took_s,
-        **taken,
-    )  # fmt: skip
+    own: dict[str, Any] = {**case._asdict(), "variant": case.variant.name, "took_s": took_s}
+    return Row(**own, **{name: getattr(figures, name) for name in Row.__struct_fields__ if name not in own})
 
 
 class Results:
@@ -197,9 +188,8 @@ class Results:
                 asked = {pool.submit(_work, ask): ask for ask in asks}
             try:
                 yield from ((asked[done], *done.result()) for done in as_completed(asked))
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)  # nobody waits for those that have not begun
-                raise
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)  # after an error no further case begins
 
 
 @contextlib.contextmanager

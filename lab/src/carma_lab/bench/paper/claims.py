@@ -21,7 +21,7 @@ GOODPUT, NO_CAP = "goodput", "goodput, no cap"
 Parts = Mapping[str, Any]
 
 
-class Claim(Record, frozen=True, kw_only=True):
+class Claim(Record, frozen=True):
     part: str
     aim: str
     found: str
@@ -30,20 +30,15 @@ class Claim(Record, frozen=True, kw_only=True):
 
 def claims(parts: Parts) -> list[Claim]:
     """Of the parts that there are; the others are named as not run."""
-    makers: Sequence[tuple[str, Callable[[Any], Iterator[Claim]]]] = (
-        ("tables", _tables),
-        ("curves", _curves),
-        ("limits", _limits),
-        ("seeds", _seeds),
-        ("philly", _philly),
-        ("speed", _speed),
-    )
+    makers: dict[str, Callable[[Any], Iterator[Claim]]] = {
+        "tables": _tables, "curves": _curves, "limits": _limits, "seeds": _seeds, "philly": _philly, "speed": _speed,
+    }  # fmt: skip
     found: list[Claim] = []
-    for part, make in makers:
+    for part, make in makers.items():
         if part in parts:
             found += make(parts[part])
         else:
-            found.append(Claim(part=part, aim=f"all aims of the part {part}", found="not run", met=None))
+            found.append(Claim(part, f"all aims of the part {part}", "not run", None))
     return found
 
 
@@ -54,20 +49,20 @@ def _tables(part: Any) -> Iterator[Claim]:
         off = {one["name"]: one["off"]["makespan"] for one in rows}
         near = [name for name, by in off.items() if abs(by) <= NEAR]
         worst = max(off, key=lambda name: abs(off[name]))
-        yield _claim(
+        yield Claim(
             "tables", f"published makespans within {NEAR:g}",
             f"{len(near)} of {len(off)}; furthest: {worst}, {off[worst]:+.3f}", len(near) == len(off),
         )  # fmt: skip
         runs = [mean["published", name]["run"] for name in PUBLISHED if name.startswith("MAGM") and "gate" not in name]
-        yield _claim("tables", f"MAGM's mean run time {RUN[0]} to {RUN[1]} times", _span(runs),
+        yield Claim("tables", f"MAGM's mean run time {RUN[0]} to {RUN[1]} times", f"{min(runs):.2f} to {max(runs):.2f}",
                      RUN[0] <= min(runs) and max(runs) <= RUN[1])  # fmt: skip
         energy = mean["published", "MAGM, no estimate"]["energy"]
-        yield _claim("tables", "MAGM's energy 12 to 15 % less than exclusive GPUs'", f"{100 * (energy - 1):+.1f} %",
+        yield Claim("tables", "MAGM's energy 12 to 15 % less than exclusive GPUs'", f"{100 * (energy - 1):+.1f} %",
                      ENERGY[0] <= energy <= ENERGY[1])  # fmt: skip
     goodput = mean["ours", GOODPUT]
     yield _at_most("tables", "goodput's makespan, geometric mean", goodput["makespan"], MAKESPAN)
     yield _at_most("tables", "goodput's mean slowdown", goodput["slowdown"], SLOWDOWN)
-    yield _claim("tables", "goodput: no OOM", str(goodput["ooms"]), goodput["ooms"] == 0)
+    yield Claim("tables", "goodput: no OOM", str(goodput["ooms"]), goodput["ooms"] == 0)
     for (group, name), one in mean.items():
         if group == "ours" and name.startswith(f"{GOODPUT}, "):
             yield _at_most("tables", f"the same where less is known: {name}: makespan", one["makespan"], MAKESPAN)
@@ -75,14 +70,10 @@ def _tables(part: Any) -> Iterator[Claim]:
 
 def _curves(part: Any) -> Iterator[Claim]:
     yield from _curve_claims("curves", part)
-    makespans = [_no_cap(one)["makespan"] for one in part["traces"].values()]
-    mean = geo_mean(makespans)
+    uncapped = [point for one in part["traces"].values() for point in one["curve"] if point["cap"] is None]
+    mean = geo_mean([point["makespan"] for point in uncapped])
     if mean is not None:
         yield _at_most("curves", "goodput's makespan without a cap, geometric mean", mean, MAKESPAN_NO_CAP)
-
-
-def _no_cap(one: Any) -> Any:
-    return next(point for point in one["curve"] if point["cap"] is None)
 
 
 def _curve_claims(part: str, curves: Any) -> Iterator[Claim]:
@@ -94,7 +85,7 @@ def _curve_claims(part: str, curves: Any) -> Iterator[Claim]:
     told = f"below {len(verdicts) - len(above) - len(left)} of {len(verdicts)} points"
     told += f"; not below: {_few(above)}" if above else ""
     told += f"; left of the curve: {_few(left)}" if left else ""
-    yield _claim(part, "goodput's curve (caps 1.1 to 2) lies below every baseline's point on each trace", told,
+    yield Claim(part, "goodput's curve (caps 1.1 to 2) lies below every baseline's point on each trace", told,
                  not above and not left)  # fmt: skip
 
 
@@ -102,7 +93,7 @@ def _limits(part: Any) -> Iterator[Claim]:
     few = [row for row in part["rows"] if row["gpus"] == FEW_GPUS]
     told = {row["trace"]: row["arrivals"] for row in few if row["trace"] in ARRIVALS}
     aims = _named({name: ARRIVALS[name] for name in told}, 2)
-    yield _claim("limits", f"the bound by arrivals alone, 4 GPUs, within {SAME:g} of {aims}", _named(told, 3),
+    yield Claim("limits", f"the bound by arrivals alone, 4 GPUs, within {SAME:g} of {aims}", _named(told, 3),
                  all(abs(value - ARRIVALS[name]) <= SAME for name, value in told.items()))  # fmt: skip
     for name in (GOODPUT, NO_CAP):
         for gpus in sorted({row["gpus"] for row in part["rows"]}):
@@ -134,7 +125,7 @@ def _within(
     worst = max(over, key=lambda trace: over[trace])
     within = sum(value <= NEAR_BOUND and trace not in (broken or ()) for trace, value in over.items())
     told = f"{within} of {len(over)}; furthest: {worst}, {over[worst]:.2f} times"
-    return _claim(part, aim, told + more, within == len(over))
+    return Claim(part, aim, told + more, within == len(over))
 
 
 def _ahead(part: str, rows: Sequence[Any]) -> Iterator[Claim]:
@@ -147,20 +138,20 @@ def _ahead(part: str, rows: Sequence[Any]) -> Iterator[Claim]:
         ]
         count = sum(name not in (GOODPUT, NO_CAP) for row in rows for name in row["policies"])
         told = f"ahead in {count - len(behind)} of {count}" + (f"; behind: {_few(behind)}" if behind else "")
-        yield _claim(part, f"goodput ahead of every baseline on {words} completion", told, not behind)
+        yield Claim(part, f"goodput ahead of every baseline on {words} completion", told, not behind)
 
 
 def _seeds(part: Any) -> Iterator[Claim]:
     for group in part["groups"]:
         mean = group["variants"][GOODPUT]["mean"]
         where = f"{group['gpus']} GPUs, {part['seeds']} seeds"
-        told = f"{_band(mean['makespan'])}, OOMs {mean['ooms']}"
+        told = f"{band(mean['makespan'])}, OOMs {mean['ooms']}"
         if group["gpus"] == FEW_GPUS:
-            yield _claim("seeds", f"goodput's makespan at most {MAKESPAN:g} at p95: {where}", told,
+            yield Claim("seeds", f"goodput's makespan at most {MAKESPAN:g} at p95: {where}", told,
                          mean["makespan"]["p95"] <= MAKESPAN)  # fmt: skip
-            yield _claim("seeds", f"goodput's mean slowdown at most {SLOWDOWN:g} at p95: {where}",
-                         _band(mean["slowdown"]), mean["slowdown"]["p95"] <= SLOWDOWN)  # fmt: skip
-        yield _claim("seeds", f"goodput: no OOM with noise: {where}", told, mean["ooms"] == 0)
+            yield Claim("seeds", f"goodput's mean slowdown at most {SLOWDOWN:g} at p95: {where}",
+                         band(mean["slowdown"]), mean["slowdown"]["p95"] <= SLOWDOWN)  # fmt: skip
+        yield Claim("seeds", f"goodput: no OOM with noise: {where}", told, mean["ooms"] == 0)
 
 
 def _philly(part: Any) -> Iterator[Claim]:
@@ -175,7 +166,7 @@ def _philly(part: Any) -> Iterator[Claim]:
         if slowdown is not None:
             yield _at_most("philly", f"goodput's mean slowdown, {where}", slowdown, SLOWDOWN)
         ooms = sum(row["policies"][GOODPUT]["ooms"] for row in rows)
-        yield _claim("philly", f"goodput: no OOM, {where}", str(ooms), ooms == 0)
+        yield Claim("philly", f"goodput: no OOM, {where}", str(ooms), ooms == 0)
         for name in (GOODPUT, NO_CAP):
             yield from _near_bound("philly", name, size["gpus"], rows)
         yield from _ahead("philly", rows)
@@ -186,29 +177,21 @@ def _philly(part: Any) -> Iterator[Claim]:
 def _speed(part: Any) -> Iterator[Claim]:
     for rate in part["rates"]:
         aim = f"{TASKS_PER_S:,.0f} simulated tasks a second, {LARGE} GPUs, load {rate['load']:g}: {rate['variant']}"
-        yield _claim("speed", aim, f"{rate['tasks_per_s']:,.0f}", rate["tasks_per_s"] >= TASKS_PER_S)
+        yield Claim("speed", aim, f"{rate['tasks_per_s']:,.0f}", rate["tasks_per_s"] >= TASKS_PER_S)
     if "philly" not in part:
-        yield Claim(part="speed", aim=f"the whole Philly trace within {WHOLE_S:g} s", found="not run", met=None)
+        yield Claim("speed", f"the whole Philly trace within {WHOLE_S:g} s", "not run", None)
     for whole in part.get("philly", ()):
         told = f"{whole['took_s']:.0f} s" if whole["whole"] else f"{whole['done']:,} tasks in {whole['took_s']:.0f} s"
-        yield _claim("speed", f"the Philly trace, {whole['tasks']:,} tasks, within {WHOLE_S:g} s: {whole['variant']}",
+        yield Claim("speed", f"the Philly trace, {whole['tasks']:,} tasks, within {WHOLE_S:g} s: {whole['variant']}",
                      told, whole["whole"] and whole["took_s"] <= WHOLE_S)  # fmt: skip
 
 
-def _claim(part: str, aim: str, found: str, met: bool) -> Claim:
-    return Claim(part=part, aim=aim, found=found, met=bool(met))
-
-
 def _at_most(part: str, what: str, value: float, most: float) -> Claim:
-    return _claim(part, f"{what} at most {most:g}", f"{value:.3f}", value <= most)
+    return Claim(part, f"{what} at most {most:g}", f"{value:.3f}", value <= most)
 
 
-def _band(band: Mapping[str, float]) -> str:
+def band(band: Mapping[str, float]) -> str:
     return f"{band['mean']:.3f} ({band['p05']:.3f} to {band['p95']:.3f})"
-
-
-def _span(values: Sequence[float]) -> str:
-    return f"{min(values):.2f} to {max(values):.2f}"
 
 
 def _few(names: Sequence[str], most: int = 4) -> str:

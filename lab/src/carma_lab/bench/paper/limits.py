@@ -22,7 +22,6 @@ from carma_lab.bench.paper.variants import (
     Scope,
     Variant,
     capped,
-    generated_name,
 )
 from carma_lab.simulator.request import simulation
 
@@ -34,13 +33,8 @@ def policies(scope: Scope) -> tuple[Variant, ...]:
 
 
 def work(scope: Scope, results: Results) -> dict[str, Any]:
-    shipped = workloads.shipped(scope.traces)
-    places = [(trace, gpus) for gpus in scope.gpus for trace in scope.traces]
-    traces = dict(shipped)
-    if not scope.quick:
-        name = generated_name(LARGE)
-        traces[name] = workloads.generated(scope.large_tasks, LARGE, scope.seed)
-        places.append((name, LARGE))
+    traces, groups = workloads.simulated(scope)
+    places = [(trace, gpus) for gpus, names in groups for trace in names]
     return {"rows": beside(places, policies(scope), traces, scope.seed, results)}
 
 
@@ -103,10 +97,8 @@ def _row(trace: str, gpus: int, compared: tuple[Variant, ...], seed: int, result
 
 def _capped(alone: Row, limit: Limit, seed: int, results: Results) -> dict[str, Any]:
     """goodput beside the limit of runs that keep to its cap. Where it did not (`slowdown_max`), that is no limit."""
-    row, limit_s = (
-        results.row(Case(capped(DEFAULT_CAP), limit.trace, limit.gpus, seed)),
-        results.makespan_limit_s(limit),
-    )
+    row = results.row(Case(capped(DEFAULT_CAP), limit.trace, limit.gpus, seed))
+    limit_s = results.makespan_limit_s(limit)
     return {
         "cap": limit.cap,
         "bound": limit_s / alone.makespan_s,

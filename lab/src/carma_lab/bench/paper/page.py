@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from carma_lab.bench.paper.claims import kept
+from carma_lab.bench.paper.claims import GOODPUT, NO_CAP, band, kept
 from carma_lab.bench.paper.published import OF_ALL
 from carma_lab.bench.paper.variants import PARTS
 from carma_lab.reports.figure_list import figure, table
@@ -54,8 +54,8 @@ def _beside(rows: Sequence[Any]) -> str:
 
 
 def _pair(one: Any, field: str) -> str:
-    ours, theirs = one["mean"][field], one["published"][field]
-    return figure(ours, 3) + (f" / {theirs:.3f}" if theirs is not None else "")
+    theirs = one["published"][field]
+    return figure(one["mean"][field], 3) + (f" / {theirs:.3f}" if theirs is not None else "")
 
 
 def _ooms(one: Any) -> str:
@@ -65,14 +65,11 @@ def _ooms(one: Any) -> str:
 
 def _variants(rows: Sequence[Any]) -> str:
     traces = list(rows[0]["traces"])
-    titles = ("variant", *(f"`{name}`" for name in traces), *TITLES)
-    return table(
-        titles,
-        [
-            (_name(one), *(figure(one["traces"][name]["makespan"], 2) for name in traces), *_figures(one["mean"]))
-            for one in rows
-        ],
-    )
+    rows_of_all = [
+        (_name(one), *(figure(one["traces"][name]["makespan"], 2) for name in traces), *_figures(one["mean"]))
+        for one in rows
+    ]
+    return table(("variant", *(f"`{name}`" for name in traces), *TITLES), rows_of_all)
 
 
 def _name(one: Any) -> str:
@@ -143,29 +140,25 @@ def limits(part: Any) -> list[str]:
 
 
 def _limit_table(rows: Sequence[Any]) -> str:
-    places = [f"`{row['trace']}`, {row['gpus']}" for row in rows]
+    def line(title: str, cell: Callable[[Any], str]) -> tuple[str, ...]:
+        return (title, *map(cell, rows))
+
+    def over_bound(name: str) -> Callable[[Any], str]:
+        return lambda row: f"{row['policies'][name]['makespan']:.3f} ({row['policies'][name]['over_bound']:.2f})"
+
+    def completion(name: str) -> Callable[[Any], str]:
+        return lambda row: figure(row["policies"][name]["completion"])
+
+    everywhere = [name for name in rows[0]["policies"] if all(name in row["policies"] for row in rows)]
     lines = [
-        ("arrivals", *(figure(row["arrivals"]) for row in rows)),
-        ("**the limit**", *(figure(row["bound"]) for row in rows)),
+        line("arrivals", lambda row: figure(row["arrivals"])),
+        line("**the limit**", lambda row: figure(row["bound"])),
         *_capped_lines(rows),
-        *(
-            (
-                name,
-                *(
-                    f"{row['policies'][name]['makespan']:.3f} ({row['policies'][name]['over_bound']:.2f})"
-                    for row in rows
-                ),
-            )
-            for name in rows[0]["policies"]
-            if all(name in row["policies"] for row in rows)
-        ),
-        *(
-            (f"completion: {name}", *(figure(row["policies"][name]["completion"]) for row in rows))
-            for name in ("goodput", "goodput, no cap")
-        ),
-        ("completion: the limit", *(figure(row["completion_bound"]) for row in rows)),
+        *(line(name, over_bound(name)) for name in everywhere),
+        *(line(f"completion: {name}", completion(name)) for name in (GOODPUT, NO_CAP)),
+        line("completion: the limit", lambda row: figure(row["completion_bound"])),
     ]
-    return table(("", *places), lines)
+    return table(("", *(f"`{row['trace']}`, {row['gpus']}" for row in rows)), lines)
 
 
 def _has_capped(rows: Sequence[Any]) -> bool:
@@ -190,17 +183,13 @@ def seeds(part: Any) -> list[str]:
             "Makespan: mean (p5 to p95); then mean slowdown; OOMs in all seeds.\n"]  # fmt: skip
     for group in part["groups"]:
         rows = [
-            (name, *(_band(one["traces"][trace]["makespan"]) for trace in group["traces"]),
-             _band(one["mean"]["makespan"]), _band(one["mean"]["slowdown"]), str(one["mean"]["ooms"]))
+            (name, *(band(one["traces"][trace]["makespan"]) for trace in group["traces"]),
+             band(one["mean"]["makespan"]), band(one["mean"]["slowdown"]), str(one["mean"]["ooms"]))
             for name, one in group["variants"].items()
         ]  # fmt: skip
         titles = ("variant", *(f"`{name}`" for name in group["traces"]), "all", "slowdown", "OOMs")
         told += [f"### {group['gpus']} GPUs\n", table(titles, rows)]
     return [*told, "![Bands](paper-seeds.png)\n"]
-
-
-def _band(band: Mapping[str, float]) -> str:
-    return f"{band['mean']:.3f} ({band['p05']:.3f} to {band['p95']:.3f})"
 
 
 def philly(part: Any) -> list[str]:
@@ -215,13 +204,10 @@ def philly(part: Any) -> list[str]:
 
 def speed(part: Any) -> list[str]:
     low, high = part["published_tasks_per_s"]
+    traces = [(f"load {one['load']:g}", one) for one in part["rates"]]
+    traces += [("Philly", one) for one in part.get("philly", ())]
     rows = [
-        (one["variant"], f"{one['tasks']:,}", f"load {one['load']:g}", f"{one['tasks_per_s']:,.0f}", _done(one))
-        for one in part["rates"]
-    ]
-    rows += [
-        (one["variant"], f"{one['tasks']:,}", "Philly", f"{one['tasks_per_s']:,.0f}", _done(one))
-        for one in part.get("philly", ())
+        (one["variant"], f"{one['tasks']:,}", trace, f"{one['tasks_per_s']:,.0f}", _done(one)) for trace, one in traces
     ]
     decisions = [(one["name"], f"{one['value']:.2f} {one['unit']}", one["how"]) for one in part["decisions"]]
     return [
@@ -268,7 +254,8 @@ def text(found: Mapping[str, Any]) -> str:
     told = [HEAD]
     if found["quick"]:
         told.append("**A quick run**: few cases, to see that it works. No figure here means much.\n")
-    told += [_made(parts), *_mixed(parts), "## Aims\n", _claims(found["claims"])]
+    aims = [(one["aim"], one["found"], VERDICTS[one["met"]]) for one in found["claims"]]
+    told += [_made(parts), *_mixed(parts), "## Aims\n", table(("aim", "found", ""), aims)]
     for part in PARTS:
         if part in parts:
             told += MAKERS[part](parts[part])
@@ -280,19 +267,14 @@ def _made(parts: Mapping[str, Any]) -> str:
         (f"`{name}`", about["date"], f"`{about['command']}`", f"{about['took_s']:.0f} s", about["cpu"],
          f"{about['load_before']:g}", f"CARMA {about['carma']}, Python {about['python']}", str(about["seed"]),
          about["code"] + (" **and later**" if about["code_changed"] else ""))
-        for name, about in ((name, part["about"]) for name, part in parts.items())
+        for name, part in parts.items()
+        for about in [part["about"]]
     )  # fmt: skip
     return table(("part", "date", "command", "took", "machine", "load before", "versions", "seed", "code"), rows)
 
 
 def _mixed(parts: Mapping[str, Any]) -> list[str]:
     codes = {part["about"]["code"] for part in parts.values()}
-    changed = [name for name, part in parts.items() if part["about"]["code_changed"]]
-    if len(codes) <= 1 and not changed:
+    if len(codes) <= 1 and not any(part["about"]["code_changed"] for part in parts.values()):
         return []
     return ["**These parts are not of one version of the code**: they are not to be compared with each other.\n"]
-
-
-def _claims(claims: Sequence[Mapping[str, Any]]) -> str:
-    rows: Iterable[Sequence[str]] = ((one["aim"], one["found"], VERDICTS[one["met"]]) for one in claims)
-    return table(("aim", "found", ""), rows)

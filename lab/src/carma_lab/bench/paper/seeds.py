@@ -11,13 +11,11 @@ from carma_lab.bench.paper.variants import (
     BASELINES,
     EXCLUSIVE,
     FEW_GPUS,
-    LARGE,
     NO_CAP,
     OURS,
     Scope,
     Variant,
     capped,
-    generated_name,
 )
 from carma_lab.runs.figures import mean, quantile
 
@@ -27,12 +25,9 @@ ON_MORE = (OURS[1],)  # with more GPUs than were published
 
 
 def work(scope: Scope, results: Results) -> dict[str, Any]:
-    traces = workloads.shipped(scope.traces)
-    groups = [(gpus, scope.traces, _compared(scope) if gpus == FEW_GPUS else ON_MORE) for gpus in scope.gpus]
-    if not scope.quick:
-        name = generated_name(LARGE)
-        traces[name] = workloads.generated(scope.large_tasks, LARGE, scope.seed)
-        groups.append((LARGE, (name,), ON_MORE))
+    traces, places = workloads.simulated(scope)
+    few = (*(one for one in COMPARED if one in scope.baselines), OURS[1], capped(NO_CAP))
+    groups = [(gpus, names, few if gpus == FEW_GPUS else ON_MORE) for gpus, names in places]
     seeds = range(scope.seed, scope.seed + scope.seeds)
     noisy = [
         Case(variant, trace, gpus, seed, NOISE)
@@ -45,10 +40,6 @@ def work(scope: Scope, results: Results) -> dict[str, Any]:
     results.find([*plain, *noisy], traces)
     bands = [_group(scope, gpus, names, variants, seeds, results) for gpus, names, variants in groups]
     return {"noise": NOISE, "seeds": scope.seeds, "groups": bands}
-
-
-def _compared(scope: Scope) -> tuple[Variant, ...]:
-    return (*(one for one in COMPARED if one in scope.baselines), OURS[1], capped(NO_CAP))
 
 
 def _group(

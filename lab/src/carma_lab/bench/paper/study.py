@@ -93,21 +93,14 @@ def check_packages(options: Options) -> None:
 
 
 def _made(part: str, scope: Scope, results: Results, file: Path | None) -> dict[str, Any]:
-    match part:
-        case "tables":
-            return tables.work(scope, results)
-        case "curves":
-            return curves.work(scope, results)
-        case "limits":
-            return limits.work(scope, results)
-        case "seeds":
-            return seeds.work(scope, results)
-        case "philly":
-            assert file is not None  # wanted() has seen to it
-            return limits.philly(scope, results, workloads.philly(file, seed=scope.seed))
-        case _:
-            whole = None if file is None else workloads.philly(file, LARGE, scope.seed)
-            return limits.speed(scope, whole, to_stderr)
+    if part == "philly":
+        assert file is not None  # wanted() has seen to it
+        return limits.philly(scope, results, workloads.philly(file, seed=scope.seed))
+    if part == "speed":
+        whole = None if file is None else workloads.philly(file, LARGE, scope.seed)
+        return limits.speed(scope, whole, to_stderr)
+    made = {"tables": tables.work, "curves": curves.work, "limits": limits.work, "seeds": seeds.work}
+    return made[part](scope, results)
 
 
 def _tell(found: dict[str, Any], written: Sequence[Path]) -> None:

@@ -160,7 +160,3 @@ QUICK = Scope(
     growth=(8,),
     limit_s=3.0,
 )
-
-
-def generated_name(gpus: int) -> str:
-    return f"generated-{gpus}"

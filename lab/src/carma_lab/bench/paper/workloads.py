@@ -15,6 +15,7 @@ from carma.errors import Usage
 from carma.traces import Trace, find, read
 from carma.traces.reader import lines_of
 from carma.traces.table import shipped_table
+from carma_lab.bench.paper.variants import LARGE, Scope
 from carma_lab.traces.generate import Recipe, generate
 from carma_lab.traces.philly import MapRules, Window, import_philly
 from carma_lab.traces.transform import scale
@@ -25,6 +26,16 @@ GPUS_MOST = 4  # of a Philly job that is taken
 
 def shipped(names: tuple[str, ...]) -> dict[str, Trace]:
     return {name: find(name) for name in names}
+
+
+def simulated(scope: Scope) -> tuple[dict[str, Trace], list[tuple[int, tuple[str, ...]]]]:
+    """The traces, and for each number of GPUs the names of those that are simulated on it."""
+    traces, places = shipped(scope.traces), [(gpus, scope.traces) for gpus in scope.gpus]
+    if not scope.quick:
+        name = f"generated-{LARGE}"
+        traces[name] = generated(scope.large_tasks, LARGE, scope.seed)
+        places.append((LARGE, (name,)))
+    return traces, places
 
 
 def generated(tasks: int, gpus: int, seed: int, load: float = LOAD) -> Trace:
