@@ -23,7 +23,6 @@ from carma.core.model import commands as c
 from carma.core.model.events import AttemptEnded, Durable, StopRequested, TaskEstimated, TaskFinished, TaskPlaced
 from carma.core.model.outcome import Preempted
 from carma.core.model.status import Estimating, Running, Starting
-from carma.core.model.task import Task
 from carma.core.model.values import AttemptKey, Frameworks, TaskId
 from carma.core.ports import Launcher, LaunchOrder
 from carma.core.state import State
@@ -178,7 +177,8 @@ class Executor:
                 log.warning("the order to start %s was not carried out; it is given again", key)
                 if task.status.ending is not None:
                     self.start_task(self._signal(key, signal.SIGTERM), f"stopping {key}")
-                self.execute(launch_of(task), self._shell.clock.now())
+                launch = c.LaunchAttempt(key, task.owner, task.spec, task.status.placement)
+                self.execute(launch, self._shell.clock.now())
 
     def is_ordered(self, key: AttemptKey, since_s: float) -> bool:
         """Whether an order for this attempt is pending, or was carried out after that (monotonic) time."""
@@ -275,9 +275,3 @@ def may_ask_to_save(state: State, key: AttemptKey, asked_at: float, now: float) 
 def was_preempted(state: State, key: AttemptKey) -> bool:
     task = state.tasks.get(key.task)
     return task is not None and any(isinstance(attempt.outcome, Preempted) for attempt in task.attempts)
-
-
-def launch_of(task: Task) -> c.LaunchAttempt:
-    """The order of a task that is starting."""
-    assert isinstance(task.status, Starting)
-    return c.LaunchAttempt(task.key, task.owner, task.spec, task.status.placement)

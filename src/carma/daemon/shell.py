@@ -3,7 +3,7 @@
 1. `change` hands events to the writer (writer.py), which commits and steps them. No other function changes the state.
 2. `observe` hands over events that are not stored: samples, and the passing of time.
 3. `read` reads the archive in a thread; `find` and `look_up` read one task.
-4. `subscribe` and `wait_for` report what happened.
+4. `subscribe` and `wait_for` report what happened: to streams of events, and to requests that wait for something.
 5. `request_stop` and `fail` end the daemon.
 
 The shell decides nothing, starts nothing and knows no HTTP.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from carma.config import LoadedSettings
@@ -24,14 +24,16 @@ from carma.core.model.values import TaskId
 from carma.core.ports import Archive, Store
 from carma.core.state import State
 from carma.daemon.runtime import BackgroundThread, SteadyClock
-from carma.daemon.subscribers import Subscribers, Subscription
 from carma.errors import CarmaError, NotFound
 from carma.paths import Paths
 
 log = logging.getLogger("carma.daemon")
 
+BUFFER = 1_000  # events that a subscriber may lag behind before its subscription ends
+
 T = TypeVar("T")
 Make = Callable[[State], Sequence[Durable]]
+Predicate = Callable[[State], bool]
 
 
 class Change(NamedTuple):
@@ -43,6 +45,34 @@ class Change(NamedTuple):
     def fail(self, error: Exception) -> None:
         if not self.done.done():
             self.done.set_exception(error)
+
+
+class Subscription:
+    """An async iterator over (sequence, event). It ends when the subscriber lags too far behind, or at shutdown."""
+
+    def __init__(self, leave: Callable[[Subscription], None], buffer: int = BUFFER) -> None:
+        self._events: asyncio.Queue[tuple[int, Durable] | None] = asyncio.Queue()  # None: the end
+        self._buffer = buffer
+        self._leave = leave
+
+    def put(self, sequence: int, event: Durable) -> None:
+        if self._events.qsize() >= self._buffer:
+            self.close()
+        else:
+            self._events.put_nowait((sequence, event))
+
+    def close(self) -> None:
+        self._events.put_nowait(None)
+        self._leave(self)
+
+    def __aiter__(self) -> AsyncIterator[tuple[int, Durable]]:
+        return self
+
+    async def __anext__(self) -> tuple[int, Durable]:
+        found = await self._events.get()
+        if found is None:
+            raise StopAsyncIteration
+        return found
 
 
 class StoreAndArchive(Store, Archive, Protocol):
@@ -76,7 +106,8 @@ class Shell:
         self.changes: deque[Change] = deque()
         self.transient: deque[Transient] = deque()
         self.wake = asyncio.Event()  # the writer has something to do
-        self.subscribers = Subscribers()
+        self._subscriptions: set[Subscription] = set()
+        self._waiting: dict[asyncio.Future[bool], Predicate] = {}
         self._store_thread = BackgroundThread("store")
         self._read_threads = (BackgroundThread("archive"), BackgroundThread("report"))
 
@@ -119,13 +150,40 @@ class Shell:
             raise no_such_task(task)
         return found
 
+    # What happened.
+
     def subscribe(self) -> Subscription:
         """Every event from now on. The caller closes it."""
-        return self.subscribers.subscribe()
+        subscription = Subscription(self._subscriptions.discard)
+        self._subscriptions.add(subscription)
+        return subscription
 
-    async def wait_for(self, predicate: Callable[[State], bool], timeout_s: float) -> bool:
+    def publish(self, sequence: int, event: Durable) -> None:
+        for subscription in list(self._subscriptions):
+            subscription.put(sequence, event)
+
+    async def wait_for(self, predicate: Predicate, timeout_s: float) -> bool:
         """True once the predicate holds; False after `timeout_s` real seconds, or when the daemon stops."""
-        return predicate(self.state) or await self.subscribers.wait_for(predicate, timeout_s)
+        if predicate(self.state):
+            return True
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting[done] = predicate
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await done
+        except TimeoutError:
+            return False
+        finally:
+            del self._waiting[done]
+
+    def answer_waiting(self) -> None:
+        """Answer the calls of `wait_for` whose predicate holds. A predicate that raises fails only its own call."""
+        for done, predicate in self._waiting.items():
+            try:
+                if not done.done() and predicate(self.state):
+                    done.set_result(True)
+            except Exception as error:
+                done.set_exception(error)
 
     # The end.
 
@@ -143,7 +201,11 @@ class Shell:
         """End every stream, subscription, wait and open change, so that the HTTP server can close."""
         self.stopping.set()
         self.released.set()
-        self.subscribers.release()
+        for subscription in list(self._subscriptions):
+            subscription.close()
+        for done in self._waiting:
+            if not done.done():
+                done.set_result(False)
         self.fail_changes(CarmaError("the daemon is stopping", "start it again with: carma up"))
 
     def fail_changes(self, error: CarmaError) -> None:

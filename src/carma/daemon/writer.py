@@ -105,7 +105,7 @@ class Writer:
             await self._save_if_possible()
         if time.monotonic() >= self._usage_at_s:
             await self._note_usage()
-        shell.subscribers.check(shell.state)
+        shell.answer_waiting()
         if shell.changes or shell.transient:
             shell.wake.set()
 
@@ -203,7 +203,7 @@ class Writer:
         except Exception:
             log.exception("the commands of event %d were not carried out: %r", sequence, event)
         if not isinstance(event, UseNoted):
-            shell.subscribers.publish(sequence, event)
+            shell.publish(sequence, event)
 
     def _step_transient(self, event: Transient) -> None:
         try:

@@ -15,8 +15,8 @@ from carma.core.model.task import Task
 from carma.core.model.values import GpuId, GpuUsage, TaskId
 from carma.core.ports import HistoryQuery, PastRun, TaskPage
 from carma.store import codec
+from carma.store.codec import Parts, ReadPart, Value
 from carma.store.database import Database
-from carma.store.shared_values import Parts, ReadPart, Value
 
 HOUR_S = 3600
 SUMS = tuple(name for name in GpuUsage.__struct_fields__ if name not in ("gpu", "hour"))  # columns have these names

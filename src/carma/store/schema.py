@@ -16,7 +16,7 @@ import msgspec
 
 from carma.core.model.command_pattern import pattern
 from carma.store import codec
-from carma.store.shared_values import digest_of, is_short
+from carma.store.codec import digest_of, is_short
 from carma.store.store_errors import damaged, empty, foreign, too_new
 
 APPLICATION_ID = 0x4341524D  # "CARM"
@@ -78,7 +78,7 @@ def _near(connection: sqlite3.Connection) -> None:
 
 
 def _shared(connection: sqlite3.Connection) -> None:
-    """Format 5: environments and long commands are rows of `parts` (shared_values.py); `finished` has the kind of the
+    """Format 5: environments and long commands are rows of `parts` (codec.py); `finished` has the kind of the
     outcome. It edits JSON, because later versions can change the structs."""
     _run(
         connection,

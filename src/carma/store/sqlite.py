@@ -22,9 +22,9 @@ from carma.core.ports import Checkpoint, Loaded
 from carma.errors import StoreError
 from carma.store import codec
 from carma.store.archive import SqliteArchive, add_usage, part_reader
+from carma.store.codec import ReadPart, SharedValue, Value, reference
 from carma.store.database import Database
 from carma.store.database_files import LastEventRecord, ends
-from carma.store.shared_values import ReadPart, SharedValue, Value, reference
 from carma.store.store_errors import damaged
 
 ID_BLOCK = 32

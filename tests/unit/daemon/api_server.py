@@ -39,8 +39,7 @@ from carma.daemon.auth import Authenticator, Peer, UserNames
 from carma.daemon.http.http_server import HttpLimits, HttpServer
 from carma.daemon.http.socket_address import bind
 from carma.daemon.runtime import SteadyClock
-from carma.daemon.shell import Shell
-from carma.daemon.subscribers import Subscription
+from carma.daemon.shell import Shell, Subscription
 from carma.paths import Paths
 from carma.store.memory import MemoryStore
 from carma.testing.builders import gpu

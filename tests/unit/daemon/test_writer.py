@@ -27,8 +27,7 @@ from carma.core.policies import magm
 from carma.core.scheduling.verdict_cache import VerdictCache
 from carma.core.state import State
 from carma.daemon import writer as writer_module
-from carma.daemon.shell import Shell
-from carma.daemon.subscribers import Subscription
+from carma.daemon.shell import Shell, Subscription
 from carma.daemon.writer import Fatal, Writer
 from carma.errors import CarmaError, Refused, StoreError
 from carma.store.memory import MemoryStore

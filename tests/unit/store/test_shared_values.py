@@ -15,7 +15,7 @@ from carma.core.model.task import Task
 from carma.core.model.values import ArrayPlace, Owner, TaskId, TaskSpec
 from carma.core.ports import Checkpoint, HistoryQuery
 from carma.errors import StoreError
-from carma.store.shared_values import INLINE_BYTES
+from carma.store.codec import INLINE_BYTES
 from carma.store.sqlite import SqliteStore
 
 ALICE = Owner(1001, 1001, "alice")

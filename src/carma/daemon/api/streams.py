@@ -21,8 +21,7 @@ from carma.core.model.status import Finished
 from carma.core.model.task import Task
 from carma.core.model.values import AttemptKey, TaskId, tag_of
 from carma.core.state import State
-from carma.daemon.shell import Shell
-from carma.daemon.subscribers import Subscription
+from carma.daemon.shell import Shell, Subscription
 from carma.daemon.views.story import as_on_record, sentence
 from carma.errors import NotFound
 from carma.launch.attempt_files import AttemptFiles
