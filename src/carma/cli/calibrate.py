@@ -48,9 +48,9 @@ def command(gpu: str | None, limit_s: float, python: str | None, out: str | None
     from carma.trial.replay import card_constants as constants
 
     card = _chosen(gpu)
-    found = calibrate.find_python(python, os.environ)
+    interpreter = calibrate.find_python(python, os.environ)
     with _progress(card, limit_s) as report:
-        measured = calibrate.measure(found.path, card.id, limit_s, os.environ, report)
+        measured = calibrate.measure(interpreter, card.id, limit_s, os.environ, report)
     file = Path(out) if out else constants.own_folder(find_paths(os.environ)) / constants.file_name(measured.constants)
     constants.save(measured.constants, measured.rows, file)
     if as_json:

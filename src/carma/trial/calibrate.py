@@ -31,19 +31,13 @@ PYTHONS = ("python3", "python")
 TEXTS = ("gpu", "driver", "torch", "cuda", "cudnn", "python", "date")
 
 
-class CudaInterpreter(NamedTuple):
-    path: str
-    torch: str
-    cuda: str
-
-
 class Calibration(NamedTuple):
     constants: CardConstants
     rows: list[Row]
     errors: int  # calls that the libraries refused; they are among the rows
 
 
-def find_python(given: str | None, environ: Mapping[str, str]) -> CudaInterpreter:
+def find_python(given: str | None, environ: Mapping[str, str]) -> str:
     """The given interpreter, else the first on PATH with torch built for CUDA."""
     tried: list[str] = []
     for name in (given,) if given is not None else PYTHONS:
@@ -51,18 +45,18 @@ def find_python(given: str | None, environ: Mapping[str, str]) -> CudaInterprete
         if path is None:
             tried.append(f"{name} is not there")
             continue
-        found = _probe(path, environ)
-        if isinstance(found, CudaInterpreter):
-            return found
-        tried.append(found)
+        problem = _problem_of(path, environ)
+        if problem is None:
+            return path
+        tried.append(problem)
     raise NotRunnable(
         f"no Python with torch for CUDA was found: {'; '.join(tried)}",
         "Activate the environment that tasks use, or name its interpreter: carma calibrate --python PATH.",
     )
 
 
-def _probe(path: str, environ: Mapping[str, str]) -> CudaInterpreter | str:
-    """The interpreter with its torch, or why it cannot measure."""
+def _problem_of(path: str, environ: Mapping[str, str]) -> str | None:
+    """Why this interpreter cannot measure; None if it can."""
     try:
         done = subprocess.run(
             [path, "-c", PROBE], env=dict(environ), capture_output=True, text=True, timeout=AFTER_LIMIT_S, check=False
@@ -72,9 +66,7 @@ def _probe(path: str, environ: Mapping[str, str]) -> CudaInterpreter | str:
     match = re.search(r"^torch (\S+) (\S+)$", done.stdout, re.MULTILINE)
     if match is None:
         return f"{path} has no torch ({_last_line(done.stderr) or f'exit code {done.returncode}'})"
-    if match[2] == "-":
-        return f"{path} has torch {match[1]}, built without CUDA"
-    return CudaInterpreter(path, match[1], match[2])
+    return f"{path} has torch {match[1]}, built without CUDA" if match[2] == "-" else None
 
 
 def measure(

@@ -201,7 +201,7 @@ def test_the_first_on_path_that_has_torch(tmp_path: Path) -> None:
     (programs / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     (programs / "python").chmod(0o755)
     found = calibrate.find_python(None, {**os.environ, "PATH": str(programs)})
-    assert found == (str(programs / "python"), "2.11.0+cu128", "12.8")
+    assert found == str(programs / "python")
 
 
 # The measuring

@@ -84,10 +84,9 @@ def shown(steps: StepWork, constants: DemandConstants, card: Card) -> dict[str, 
     step_s = step_s + constants.scaled_s * steps.scaled + constants.copy_s * steps.copied_bytes
     wide = filled ** _of(constants.narrower, like) * _of(constants.widest, like)
     engine = _part(gpu_s / step_s * constants.engine)
-    sm = _part(total(works * wide + starts * _of(constants.starts_wide, like)) / step_s)
+    sm = np.minimum(engine, _part(total(works * wide + starts * _of(constants.starts_wide, like)) / step_s))
     passes = size * count * _of(constants.moved, kind) * size / (size + constants.cached_bytes)
     dram = _part(total(passes) / step_s / (card.dram_gbs * 1e9))
-    sm = np.minimum(sm, engine)
     work = [
         np.where((form == place) & (kind <= ATTENTION), flops * count, 0.0) for place in range(len(card.peaks_tflops))
     ]
