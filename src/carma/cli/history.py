@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -33,13 +34,7 @@ carma history --json             for programs
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 @table_flags
 def command(
-    owner: str | None,
-    since: str | None,
-    state: str | None,
-    limit: int,
-    columns: str | None,
-    as_csv: bool,
-    listing: Listing,
+    owner: str | None, since: str | None, columns: str | None, as_csv: bool, listing: Listing, **query: Any
 ) -> None:
     """Finished tasks, newest first.
 
@@ -49,7 +44,7 @@ def command(
     or below it. `carma report` has totals.
     """
     with connect() as client:
-        tasks = client.history(user=owner, state=state, limit=limit, since=since_at(client, since))
+        tasks = client.history(user=owner, since=since_at(client, since), **query)
         if listing.as_json:
             return print_json(tasks)
         now = client.server().now
@@ -57,11 +52,8 @@ def command(
     if as_csv:
         return print_csv(tasks, names, now, header=listing.header)
     if not tasks and listing.header:
-        among = (
-            "no task with these properties has ended"
-            if state or since or owner not in (None, "all")
-            else "no task has ended yet"
-        )
+        is_filtered = query["state"] or since or owner not in (None, "all")
+        among = "no task with these properties has ended" if is_filtered else "no task has ended yet"
         return click.echo(f"{among}; `carma queue` lists waiting and running tasks", err=True)
     print_tasks(tasks, names, now, listing, endings=columns is None)
     if columns is None and len(tasks) > 1 and listing.header:

@@ -12,7 +12,7 @@ from pathlib import Path
 from carma.cli.connection import PersistentConnection, connect
 from carma.client import Client, Logs
 from carma.errors import NotFound, Unreachable
-from carma.wire.api_types import AttemptView, TaskView
+from carma.wire.api_types import TaskView
 
 POLL_S = 0.2
 CHUNK = 64 * 1024
@@ -23,17 +23,12 @@ def open_output(client: Client, task: int, *, stream: str, attempt: int | None, 
     try:
         return client.open_logs(task, stream=stream, attempt=attempt, tail=tail, follow=follow)
     except NotFound:
-        chosen = _chosen(client.task(task), attempt)
-        name = "" if chosen is None else chosen.stderr if stream == "stderr" else chosen.stdout
+        chosen = [each for each in client.task(task).attempts if attempt in (None, each.number)]
+        name = "" if not chosen else chosen[-1].stderr if stream == "stderr" else chosen[-1].stdout
         if not name or not Path(name).is_file():
             raise
     offset = 0 if tail is None else _tail_offset(Path(name), tail)
     return Logs(offset, _read(Path(name), offset, task, attempt, follow))
-
-
-def _chosen(view: TaskView, attempt: int | None) -> AttemptView | None:
-    wanted = [each for each in view.attempts if attempt in (None, each.number)]
-    return wanted[-1] if wanted else None
 
 
 def _tail_offset(path: Path, tail: int) -> int:

@@ -19,6 +19,7 @@ from carma.core.model.values import AttemptKey, Confinement
 from carma.core.ports import Arranged, Confiner, LaunchOrder
 from carma.launch import attempt_records as records
 from carma.launch.attempt_files import AttemptFiles, SharingRecord, Started
+from carma.launch.exit_outcome import MpsState
 from carma.launch.mps import MpsServers, UserMps
 from carma.launch.process_tree import ProcessTrees
 
@@ -55,10 +56,6 @@ class ConfinementRecords:
         record = self._of(key)
         return record.confinement if record is not None else None
 
-    def under_mps(self, key: AttemptKey) -> bool:
-        record = self._of(key)
-        return record is not None and record.server is not None
-
     def trouble(self, key: AttemptKey, started: Started) -> str | None:
         """Why a running attempt has lost its MPS; None if it has not."""
         record, mps = self._of(key), self._mps(key)
@@ -87,12 +84,13 @@ class ConfinementRecords:
     def _uses_gpu(self, key: AttemptKey, started: Started) -> bool:
         return any(has_open(pid, self._device_files) for pid in self._trees.members({key: started}))
 
-    def server_lost(self, key: AttemptKey, started_at: float, ended_at: float) -> bool:
-        """Whether its server ended while the attempt ran."""
+    def mps_state(self, key: AttemptKey, started: Started | None, ended_at: float) -> MpsState:
+        """Of an attempt that has ended."""
         record, mps = self._of(key), self._mps(key)
-        if record is not None and record.trouble is not None:
-            return True
-        return mps is not None and mps.lost_between(started_at, ended_at)
+        if record is None or started is None:
+            return MpsState(used=record is not None and record.server is not None)
+        lost = record.trouble is not None or (mps is not None and mps.lost_between(started.started_at, ended_at))
+        return MpsState(used=record.server is not None, lost=lost)
 
     def _write(self, key: AttemptKey, record: SharingRecord) -> None:
         records.write(self._files.path(key, records.SHARING), msgspec.to_builtins(record), durable=False)

@@ -28,7 +28,7 @@ from carma.launch.attempt_files import AttemptFiles, Claim, Started
 from carma.launch.command_process import CANNOT_START
 from carma.launch.confinement import GpuConfiner, task_environment
 from carma.launch.confinement_records import DEVICE_FILES, ConfinementRecords
-from carma.launch.exit_outcome import ExitRecord, MpsState, judge_exit
+from carma.launch.exit_outcome import ExitRecord, judge_exit
 from carma.launch.mps import MpsServers
 from carma.launch.output_paths import named_outputs
 from carma.launch.process_tree import TOKEN_VARIABLE, ProcessTrees
@@ -266,8 +266,7 @@ class ProcessLauncher:
         )
 
     def _found_ended(self, key: AttemptKey, started: Started | None, ending: ExitRecord) -> AttemptReport:
-        lost = started is not None and self._confinements.server_lost(key, started.started_at, ending.ended_at)
-        mps = MpsState(used=self._confinements.under_mps(key), lost=lost)
+        mps = self._confinements.mps_state(key, started, ending.ended_at)
         outcome = judge_exit(ending, self.files.last_words(key, ending), self.files.stop(key), mps)
         return self._ended(key, started, outcome, ending.ended_at)
 

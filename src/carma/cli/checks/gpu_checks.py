@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from carma.cli.checks.doctor_facts import DoctorFacts, Finding
 from carma.core.model.units import show_count
-from carma.core.model.values import Gpu
 from carma.core.telemetry.window import METRICS
 from carma.monitor.card_modes import CardFacts
 
@@ -60,7 +59,7 @@ def activity(facts: DoctorFacts) -> Finding | None:
     for gpu in found:
         sources.setdefault(gpu.capabilities.source, []).append(gpu.index)
     text = "; ".join(f"{names_of(indices)}: {_SOURCES.get(source, source)}" for source, indices in sources.items())
-    missing = [gpu.index for gpu in found if misses_metrics(gpu)]
+    missing = [gpu.index for gpu in found if not set(METRICS) <= set(gpu.capabilities.metrics)]
     if not missing:
         return Finding("activity", "ok", text)
     if not facts.setting("gate.enabled", True):
@@ -68,11 +67,6 @@ def activity(facts: DoctorFacts) -> Finding | None:
     effect = f"{names_of(missing)}: the gate refuses GPUs with missing metrics, so each takes one task at a time"
     limitation = f"no complete SM and memory activity on {names_of(missing)}: each takes one task at a time"
     return Finding("activity", "warn", f"{text}; {effect}", _remedy(facts), limitation)
-
-
-def misses_metrics(gpu: Gpu) -> bool:
-    """Whether the gate has no value for one of its metrics."""
-    return not set(METRICS) <= set(gpu.capabilities.metrics)
 
 
 def _remedy(facts: DoctorFacts) -> str:
