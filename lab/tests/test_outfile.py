@@ -223,13 +223,13 @@ def test_on_a_full_disk_the_old_file_stays(order: str, monkeypatch: pytest.Monke
     def full(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("gpumemnet.directories.check_folder", lambda *_: None)
-    monkeypatch.setattr("gpumemnet.output_file.check_folder", lambda *_: None)
+    monkeypatch.setattr("gpumemnet.directories.probe", lambda *_: None)
+    monkeypatch.setattr("gpumemnet.output_file.probe", lambda *_: None)
     monkeypatch.setattr("gpumemnet.directories.os.fsync", full)
     result = typed(*order.split())
     assert result.exit_code == 1
     assert "carma: old cannot be written: No space left on device" in result.stderr
-    assert "hint: What was there before is as it was" in result.stderr
+    assert "hint: The old file, if any, is unchanged" in result.stderr
     assert Path("old").read_bytes() == old
     assert not list(Path().glob("*.part"))
 

@@ -1,12 +1,13 @@
-"""The directory that results go to: made, and known to be writable, before hours are spent on what goes there.
+"""The directory of the results: created, and known to be writable, before hours are spent on them.
 
-Files are written whole or not at all: a full disk or a kill leaves what was there before.
+Files are written completely or not at all: after a full disk or a kill the old file is still there.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import tempfile
 from contextlib import suppress
@@ -29,39 +30,50 @@ def make_folder(out: Path, hint: str = HINT) -> None:
 
 
 def check_folder(out: Path, hint: str = HINT) -> None:
-    """Writes there, or where it would be made, and takes it back. What the rights say is not asked: root has all."""
-    place = out.absolute()
-    while not os.path.lexists(place):
-        place = place.parent
+    """Also if it does not exist yet."""
     try:
-        with tempfile.TemporaryFile(dir=place) as probe:
-            probe.write(PROBE)
-            probe.flush()
-            os.fsync(probe.fileno())
+        probe(out)
     except OSError as error:
         raise Usage(f"{out} cannot be written to: {error.strerror}", hint) from error
 
 
+def probe(out: Path) -> None:
+    """Writes a file there, or in the nearest parent that exists, and removes it. Raises OSError. The access rights are
+    not read: root has all of them."""
+    place = out.absolute()
+    while not os.path.lexists(place):
+        place = place.parent
+    with tempfile.TemporaryFile(dir=place) as file:
+        file.write(PROBE)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def write_whole(path: Path, data: bytes) -> None:
-    """On the disk when this returns. The old file stays until then. Of several at once the last is there, whole."""
-    _tidy(path)
+    """On return the file is on the disk; until then the old one stays. Of several writers the last one wins."""
     try:
-        file, beside = _beside(path)
-        try:
-            with file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(beside, path)  # while it is locked: nobody takes it for one that was left
-        finally:
-            beside.unlink(missing_ok=True)
-        sync_folder(path.parent)
+        replace_whole(path, data)
     except OSError as error:
         raise cannot_write(path, error) from error
 
 
+def replace_whole(path: Path, data: bytes) -> None:
+    """The same; raises OSError."""
+    _remove_left(path)
+    file, beside = _beside(path)
+    try:
+        with file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(beside, path)  # while it is locked, so that no other writer removes it as left behind
+    finally:
+        beside.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
 def _beside(path: Path) -> tuple[BinaryIO, Path]:
-    """A new file with a name of its own, locked as long as it is open."""
+    """A new file with a unique name, locked as long as it is open."""
     while True:
         beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PART}")
         file = beside.open("xb")
@@ -69,27 +81,21 @@ def _beside(path: Path) -> tuple[BinaryIO, Path]:
             fcntl.flock(file, fcntl.LOCK_EX)
         if beside.exists():
             return file, beside
-        file.close()  # it was taken away before it was locked
+        file.close()  # another writer removed it before it was locked
 
 
-def _tidy(path: Path) -> None:
-    """What writers of this file left beside it when they were killed: nobody has it locked."""
-    start = f"{path.name}."
+def _remove_left(path: Path) -> None:
+    """Removes what killed writers of this file left beside it: files that no process has locked."""
+    left = re.compile(re.escape(path.name) + r"\.[0-9a-f]{8}" + re.escape(PART))
     with suppress(OSError):  # not worth a failure
-        for name in os.listdir(path.parent):
-            token = name.removeprefix(start).removesuffix(PART)
-            if name == f"{start}{token}{PART}" and len(token) == 8 and set(token) <= set("0123456789abcdef"):
-                _take_away(path.with_name(name))
-
-
-def _take_away(left: Path) -> None:
-    with suppress(OSError), left.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        left.unlink()
+        for name in filter(left.fullmatch, os.listdir(path.parent)):
+            with suppress(OSError), path.with_name(name).open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.with_name(name).unlink()
 
 
 def sync_folder(folder: Path) -> None:
-    """Names are on the disk too."""
+    """Writes the names of its files to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -97,5 +103,5 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def cannot_write(path: Path, error: OSError) -> Refused:
-    return Refused(f"{path} cannot be written: {error.strerror}", "What was there before is as it was.")
+def cannot_write(path: Path | str, error: OSError) -> Refused:
+    return Refused(f"{path} cannot be written: {error.strerror}", "The old file, if any, is unchanged.")

@@ -1,7 +1,6 @@
-"""A file that somebody names for results: looked at before the work is done, and written whole or not at all.
+"""A file for results: checked before the work is done, and written completely or not at all.
 
-`-` is standard output. A link is followed. What is no regular file (a device, a pipe) is written to as it is and never
-replaced.
+`-` is standard output. A link is followed. A device or a pipe is written to and never replaced.
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ import stat
 import sys
 from pathlib import Path
 
-from carma.errors import Refused, Usage
-from gpumemnet.directories import cannot_write, check_folder, write_whole
+from carma.errors import Usage
+from gpumemnet.directories import cannot_write, probe, replace_whole
 
 STDOUT = "-"
-MARK = "made by CARMA"  # in the head of pages and pictures, so that they may be made again
+MARK = "made by CARMA"  # in the head of pages and pictures, which may be overwritten
 _HEAD = 4096  # bytes
 
 
 def check_file(typed: str, flag: str = "--out") -> None:
-    """That it can be written, as far as that can be known before; what is wrong is told in the words typed."""
+    """Refuses a file that cannot be written, as far as that is known before. Errors name the file as it was typed."""
     hint = f"{flag} names a file in a directory that you may write to."
     if not typed:
         raise Usage(f"{flag} has an empty name", hint)
@@ -29,14 +28,18 @@ def check_file(typed: str, flag: str = "--out") -> None:
     path = Path(os.path.realpath(typed))
     try:
         mode = _mode(path)
+        if mode is None and typed.endswith("/"):
+            raise Usage(f"{typed} names a directory, not a file", hint)
+        if mode is not None and stat.S_ISDIR(mode):
+            raise Usage(f"{typed} is a directory", hint)
+        if mode is not None and not os.access(path, os.W_OK):
+            raise Usage(f"{typed} cannot be written: Permission denied", hint)
+        if mode is None or stat.S_ISREG(mode):
+            if not path.parent.is_dir():
+                raise Usage(f"{typed} cannot be written: there is no directory {Path(typed).parent}", hint)
+            probe(path.parent)
     except OSError as error:
         raise Usage(f"{typed} cannot be written: {error.strerror}", hint) from error
-    if mode is None and typed.endswith("/"):
-        raise Usage(f"{typed} names a directory, not a file", hint)
-    if mode is not None:
-        _check_there(typed, path, mode, hint)
-    if mode is None or stat.S_ISREG(mode):
-        _check_parent(typed, path.parent, hint)
 
 
 def _mode(path: Path) -> int | None:
@@ -46,32 +49,14 @@ def _mode(path: Path) -> int | None:
         return None
 
 
-def _check_there(typed: str, path: Path, mode: int, hint: str) -> None:
-    if stat.S_ISDIR(mode):
-        raise Usage(f"{typed} is a directory", hint)
-    if not os.access(path, os.W_OK):
-        raise Usage(f"{typed} cannot be written: Permission denied", hint)
-
-
-def _check_parent(typed: str, parent: Path, hint: str) -> None:
-    if not parent.is_dir():
-        raise Usage(f"{typed} cannot be written: there is no directory {Path(typed).parent}", hint)
-    try:
-        check_folder(parent, hint)
-    except Usage as error:
-        reason = error.__cause__
-        assert isinstance(reason, OSError)
-        raise Usage(f"{typed} cannot be written: {reason.strerror}", hint) from reason
-
-
 def holds_something(typed: str) -> bool:
-    """Whether there is a regular file with anything in it, which would be gone."""
+    """Whether it is a regular file with content, which would be lost."""
     path = Path(typed)
     return typed != STDOUT and path.is_file() and path.stat().st_size > 0
 
 
 def made_here(typed: str) -> bool:
-    """Whether what is there has our mark: a page or a picture of an earlier call."""
+    """Whether the file has our mark: a page or a picture of an earlier call."""
     with Path(typed).open("rb") as file:
         return MARK.encode() in file.read(_HEAD)
 
@@ -88,14 +73,9 @@ def write_file(typed: str, data: bytes) -> None:
             with path.open("wb", buffering=0) as file:
                 _write_all(file.fileno(), data)
             return
+        replace_whole(path, data)
     except OSError as error:
-        raise cannot_write(Path(typed), error) from error
-    try:
-        write_whole(path, data)
-    except Refused as error:
-        reason = error.__cause__
-        assert isinstance(reason, OSError)
-        raise cannot_write(Path(typed), reason) from reason
+        raise cannot_write(typed, error) from error
     if mode is not None:
         path.chmod(stat.S_IMODE(mode))
 
