@@ -96,19 +96,16 @@ class Link:
         """`error` as an error for the user. Only after a request that changes something, the result is in doubt."""
         doubt = "the change may or may not have been made: check with `carma queue`; " if self._changes else ""
         who = f"the daemon (pid {self._pid})" if self._pid else "the daemon"
-        if isinstance(error, _Stopped):
-            return Unreachable(
-                f"{who} on {self._path} does not answer: its process is stopped",
-                f"{doubt}`kill -CONT {self._pid}` resumes it",
-            )
-        if isinstance(error, TimeoutError):
-            return Unreachable(
-                f"{who} on {self._path} did not answer in time", f"{doubt}`carma doctor` checks the daemon"
-            )
-        return Unreachable(
+        what, hint = (
             f"the connection to the daemon on {self._path} was closed {when}",
-            f"{doubt}`carma doctor` checks the daemon",
+            "`carma doctor` checks the daemon",
         )
+        if isinstance(error, TimeoutError):
+            what = f"{who} on {self._path} did not answer in time"
+        if isinstance(error, _Stopped):
+            what = f"{who} on {self._path} does not answer: its process is stopped"
+            hint = f"`kill -CONT {self._pid}` resumes it"
+        return Unreachable(what, doubt + hint)
 
     def _exchange(self, raw: bytes, timeout_s: float | None) -> Reply:
         connection = self._open

@@ -177,16 +177,27 @@ def declared_by(policy: str) -> dict[str, Setting]:
     return {} if defaults is None else settings_in(policy, defaults)
 
 
-def find_declared(name: str) -> Setting | None:
-    """The setting `quiet-bus.weight`; None if there is no such policy, or if it does not declare that setting."""
+def find(name: str) -> Setting | None:
+    """The setting `gate.sm_active` or, of a policy, `quiet-bus.weight`; None if it is not declared."""
+    own = catalogue().get(name)
+    if own is not None:
+        return own
     declared, name = _of_its_policy(name)
     return declared.get(name)
 
 
-def nearest_declared(name: str) -> str | None:
-    """The most similar setting of that policy."""
-    declared, name = _of_its_policy(name)
-    return next(iter(difflib.get_close_matches(name, declared, n=1)), None)
+def nearest(name: str, *, is_section: bool) -> str | None:
+    """The most similar name. The same key in another section counts: `gate.policy` leads to `placement.policy`."""
+    declared, of_policy = _of_its_policy(name)
+    if close := difflib.get_close_matches(of_policy, declared, n=1):
+        return close[0]
+    if is_section:
+        return next(iter(difflib.get_close_matches(name, sections(), n=1)), None)
+    by_key = {setting.key: setting.name for setting in reversed(catalogue().values())}
+    key = name.rpartition(".")[2]
+    close = difflib.get_close_matches(name, catalogue(), n=1, cutoff=0.75)
+    close_keys = difflib.get_close_matches(key, by_key, n=1, cutoff=0.7)
+    return by_key.get(key) or next(iter([*close, *(by_key[each] for each in close_keys)]), None)
 
 
 def _of_its_policy(name: str) -> tuple[dict[str, Setting], str]:

@@ -5,7 +5,6 @@ All mistakes are reported together, each with its origin. A file with a mistake 
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -14,16 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from carma.config.catalogue import (
-    Setting,
-    catalogue,
-    declared_by,
-    find_declared,
-    nearest_declared,
-    policy_of,
-    read,
-    sections,
-)
+from carma.config.catalogue import Setting, catalogue, declared_by, find, nearest, policy_of, read, sections
 from carma.config.settings_tree import Settings
 from carma.core.model.values import Record
 from carma.errors import BadSettings, PluginError
@@ -76,7 +66,7 @@ def load_settings(
     origins: dict[str, Origin] = dict.fromkeys(catalogue(), DEFAULT)
     problems: list[str] = []
     for given in _all_given(paths, environ, flags or {}, problems):
-        setting = catalogue().get(given.name) or find_declared(given.name)
+        setting = find(given.name)
         if setting is None:
             problems.append(_unknown(given))
             continue
@@ -145,20 +135,10 @@ def _from_file(file: Path, problems: list[str]) -> Iterator[_Given]:
 
 
 def _unknown(given: _Given) -> str:
-    what = "section" if isinstance(given.value, dict) else "setting"
-    near = nearest_declared(given.name) or _nearest(given.name, isinstance(given.value, dict))
+    is_section = isinstance(given.value, dict)
+    what = "section" if is_section else "setting"
+    near = nearest(given.name, is_section=is_section)
     return f"there is no {what} {given.name!r} (in {given.origin})" + (f"; did you mean {near!r}?" if near else "")
-
-
-def _nearest(name: str, is_section: bool) -> str | None:
-    """The most similar name. The same key in another section counts: `gate.policy` leads to `placement.policy`."""
-    if is_section:
-        return next(iter(difflib.get_close_matches(name, sections(), n=1)), None)
-    by_key = {setting.key: setting.name for setting in reversed(catalogue().values())}
-    key = name.rpartition(".")[2]
-    close = difflib.get_close_matches(name, catalogue(), n=1, cutoff=0.75)
-    close_keys = difflib.get_close_matches(key, by_key, n=1, cutoff=0.7)
-    return by_key.get(key) or next(iter([*close, *(by_key[each] for each in close_keys)]), None)
 
 
 def _build(values: Mapping[str, object]) -> Settings:

@@ -101,7 +101,8 @@ def called_off(state: State, keys: Sequence[AttemptKey], now: float) -> list[Dur
 def past_run(state: State, key: AttemptKey, collocated: bool) -> PastRun | None:
     """An ended attempt as a past run; None if it never ran."""
     task = state.tasks.get(key.task)
-    attempt = _attempt(task.attempts, key.attempt) if task is not None else None
+    attempts = task.attempts if task is not None else ()
+    attempt = next((one for one in attempts if one.number == key.attempt), None)
     if task is None or attempt is None or attempt.started_at is None or attempt.ended_at is None:
         return None
     gpu = state.gpus.get(attempt.placement.gpus[0]) if attempt.placement.gpus else None
@@ -138,16 +139,8 @@ def _went_on(before: Attempt, attempt: Attempt) -> bool:
 
 def neighbours(state: State, placed: TaskPlaced) -> set[AttemptKey]:
     """The attempts that share a GPU since this placement, itself included; empty if it has its GPUs alone."""
-    shared: set[AttemptKey] = set()
-    for gpu in placed.placement.gpus:
-        holders = state.on_gpu.get(gpu, {})
-        if len(holders) > 1:
-            shared.update(holders)
-    return shared
-
-
-def _attempt(attempts: Sequence[Attempt], number: int) -> Attempt | None:
-    return next((attempt for attempt in attempts if attempt.number == number), None)
+    held = (state.on_gpu.get(gpu, {}) for gpu in placed.placement.gpus)
+    return {key for keys in held if len(keys) > 1 for key in keys}
 
 
 def _between(earliest: float, at: float | None, latest: float) -> float:

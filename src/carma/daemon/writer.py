@@ -16,17 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from carma.core.machine import step
+from carma.core.model import events as e
 from carma.core.model.commands import Command
-from carma.core.model.events import (
-    AttemptEnded,
-    Durable,
-    MemoryObserved,
-    PreemptionRequested,
-    TaskPlaced,
-    Transient,
-    UseNoted,
-    task_of,
-)
 from carma.core.model.values import TaskId
 from carma.core.propose import propose
 from carma.core.scheduling.verdict_cache import VerdictCache
@@ -38,7 +29,7 @@ from carma.errors import CarmaError, StoreError
 
 log = logging.getLogger("carma.daemon")
 
-Follow = Callable[[Sequence[Command], Durable], None]
+Follow = Callable[[Sequence[Command], e.Durable], None]
 
 CHECKPOINT_EVERY = 2_000  # events
 BATCH = 512  # changes in one transaction
@@ -128,17 +119,17 @@ class Writer:
             if not change.done.done():
                 change.done.set_result(first + count)
 
-    def _take_changes(self) -> tuple[list[tuple[Change, int]], list[Durable]]:
+    def _take_changes(self) -> tuple[list[tuple[Change, int]], list[e.Durable]]:
         """The changes of the next transaction, each with the number of events up to its last one; and the events."""
         taken: list[tuple[Change, int]] = []
-        events: list[Durable] = []
+        events: list[e.Durable] = []
         later: list[Change] = []
         touched: set[TaskId | None] = set()
         changes = self._shell.changes
         while changes and len(taken) < BATCH:
             change = changes.popleft()
             made = self._events_of(change)
-            subjects = {task_of(event) for event in made}  # None stands for the GPUs
+            subjects = {e.task_of(event) for event in made}  # None stands for the GPUs
             if not touched.isdisjoint(subjects):  # `make` is called again, on the state after this transaction
                 later.append(change)
             elif made:
@@ -148,7 +139,7 @@ class Writer:
         changes.extendleft(reversed(later))
         return taken, events
 
-    def _events_of(self, change: Change) -> Sequence[Durable]:
+    def _events_of(self, change: Change) -> Sequence[e.Durable]:
         """Empty if nothing is left to commit for this change."""
         if change.done.done():  # its client has left
             return ()
@@ -161,14 +152,14 @@ class Writer:
             change.done.set_result(self._shell.sequence)
         return made
 
-    async def _commit(self, events: Sequence[Durable]) -> int:
+    async def _commit(self, events: Sequence[e.Durable]) -> int:
         """Store, then step. Raises StoreError with nothing changed, or Fatal.
 
         Events that report an attempt's energy are stored together with a note about all other attempts and the GPUs:
         the energy of the tasks equals that of the GPUs, whenever the daemon is killed.
         """
         shell = self._shell
-        if any(isinstance(event, AttemptEnded | MemoryObserved) for event in events):
+        if any(isinstance(event, e.AttemptEnded | e.MemoryObserved) for event in events):
             note = usage.note(shell.state)
             events = [note, *events] if note.gpus else events
         try:
@@ -187,7 +178,7 @@ class Writer:
                 await asyncio.sleep(0)  # an array is up to 10,000 events: requests are answered meanwhile
         return last
 
-    def _step(self, sequence: int, event: Durable) -> None:
+    def _step(self, sequence: int, event: e.Durable) -> None:
         shell = self._shell
         try:
             commands = step(shell.state, event)
@@ -202,10 +193,10 @@ class Writer:
             self._follow(commands, event)
         except Exception:
             log.exception("the commands of event %d were not carried out: %r", sequence, event)
-        if not isinstance(event, UseNoted):
+        if not isinstance(event, e.UseNoted):
             shell.publish(sequence, event)
 
-    def _step_transient(self, event: Transient) -> None:
+    def _step_transient(self, event: e.Transient) -> None:
         try:
             step(self._shell.state, event)
         except Exception:
@@ -232,14 +223,14 @@ class Writer:
         elif events:
             self._shell.wake.set()
 
-    def _proposals(self) -> list[Durable]:
+    def _proposals(self) -> list[e.Durable]:
         try:
             events = propose(self._shell.state, self._shell.clock.now(), self._verdicts)
         except Exception:
             log.exception("the scheduling pass failed; it is tried again with the next event")
             return []
         if self._shell.stopping.is_set():  # nothing new starts; ends are still recorded
-            return [event for event in events if not isinstance(event, TaskPlaced | PreemptionRequested)]
+            return [event for event in events if not isinstance(event, e.TaskPlaced | e.PreemptionRequested)]
         return events
 
     # Checkpoints and notes.

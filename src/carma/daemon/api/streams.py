@@ -41,15 +41,13 @@ def tail_offset(file: int, lines: int) -> int:
     end = os.fstat(file).st_size
     if lines <= 0:
         return end
-    position, wanted, first = end, lines, True
+    position, wanted = end, lines
+    if end and os.pread(file, 1, end - 1) != b"\n":
+        wanted -= 1
     while position > 0 and end - position < _TAIL_LIMIT_BYTES:
         size = min(CHUNK_BYTES, position)
         position -= size
         block = os.pread(file, size, position)
-        if first:
-            first = False
-            if not block.endswith(b"\n"):
-                wanted -= 1
         place = len(block)
         while (place := block.rfind(b"\n", 0, place)) >= 0:
             if wanted == 0:

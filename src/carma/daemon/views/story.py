@@ -14,17 +14,7 @@ from msgspec.structs import replace
 
 from carma.core import checkpoint_request as saving
 from carma.core.model import events as e
-from carma.core.model.outcome import (
-    Cancelled,
-    Disrupted,
-    Failed,
-    LaunchFailed,
-    Outcome,
-    OutOfMemory,
-    Preempted,
-    TimedOut,
-    describe,
-)
+from carma.core.model import outcome as o
 from carma.core.model.status import Ending, Preempting, effective_ending
 from carma.core.model.task import Task
 from carma.core.model.units import show_count, show_mib, show_s
@@ -214,28 +204,28 @@ def _confined(confinement: Confinement, whole: bool) -> str:
 
 def _stopped(ending: Ending) -> str:
     match ending:
-        case OutOfMemory():
+        case o.OutOfMemory():
             return "stopped by the watchdog, to protect the memory that others have booked,"
-        case Disrupted():
+        case o.Disrupted():
             return "stopped, because its MPS server or GPU failed,"
-        case Cancelled() | TimedOut():
+        case o.Cancelled() | o.TimedOut():
             return "told to stop"
         case _:
             assert_never(ending)
 
 
-def _ended(outcome: Outcome, whole: bool) -> str:
-    return describe(outcome if whole else without_words(outcome))
+def _ended(outcome: o.Outcome, whole: bool) -> str:
+    return o.describe(outcome if whole else without_words(outcome))
 
 
-def without_words(outcome: Outcome) -> Outcome:
+def without_words(outcome: o.Outcome) -> o.Outcome:
     """Without the program's last output, which may show what it does, and without the reason that a user gave."""
     match outcome:
-        case Failed() | OutOfMemory():
+        case o.Failed() | o.OutOfMemory():
             return replace(outcome, message="")
-        case Cancelled() | Preempted():
+        case o.Cancelled() | o.Preempted():
             return replace(outcome, reason="")
-        case Disrupted(reason=reason) | LaunchFailed(reason=reason):
+        case o.Disrupted(reason=reason) | o.LaunchFailed(reason=reason):
             return replace(outcome, reason=_QUOTE.split(reason, maxsplit=1)[0])
         case _:
             return outcome
