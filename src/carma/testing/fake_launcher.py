@@ -32,37 +32,29 @@ _HARMLESS = frozenset((signals.SIGCHLD, signals.SIGCONT, signals.SIGURG, signals
 
 
 class _Run:
-    def __init__(self, order: LaunchOrder, plan: Plan, pid: int, at: float) -> None:
-        self.order = order
-        self.plan = plan
-        self.pid = pid
-        self.started_at = at
-        self.outcome: Outcome | None = None
-        self.ended_at: float | None = None
+    def __init__(self, plan: Plan, pid: int, at: float) -> None:
+        self.plan, self.pid, self.started_at = plan, pid, at
         self.trouble: str | None = None
         self.asked_at: float | None = None
-        self.leave_at: float | None = None
+        self.ending: tuple[float, Outcome] | None = None
+        if plan.outcome is not None:
+            self.end(plan.outcome, at + (plan.after_s or 0.0))
 
     def end(self, outcome: Outcome, at: float) -> None:
-        if self.outcome is None:
-            self.outcome, self.ended_at = outcome, at
+        """Without effect if it ends earlier."""
+        if self.ending is None or at < self.ending[0]:
+            self.ending = at, outcome
 
-    def look(self, now: float) -> None:
-        plan = self.plan
-        if plan.outcome is not None and now >= self.started_at + (plan.after_s or 0.0):
-            self.end(plan.outcome, self.started_at + (plan.after_s or 0.0))
-        if self.leave_at is not None and now >= self.leave_at:
-            self.end(Succeeded(), self.leave_at)
+    def ended(self) -> tuple[float | None, Outcome | None]:
+        """When and how it ended, if it has."""
+        return self.ending if self.ending is not None and self.ending[0] <= time.time() else (None, None)
 
 
 class FakeLauncher:
-    """`script` gives the plan of each order; `now` is the clock for `after_s`."""
+    """`script` gives the plan of each order."""
 
-    def __init__(
-        self, script: Callable[[LaunchOrder], Plan] = lambda _: FOREVER, *, now: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, script: Callable[[LaunchOrder], Plan] = lambda _: FOREVER) -> None:
         self._script = script
-        self._now = now
         self._runs: dict[AttemptKey, _Run] = {}
         self._next_pid = 1_000_001  # above all pids of the kernel by default
         self.launched: list[LaunchOrder] = []  # each order once
@@ -73,7 +65,7 @@ class FakeLauncher:
     def launch(self, order: LaunchOrder) -> None:
         if order.key in self._runs:
             return
-        self._runs[order.key] = _Run(order, self._script(order), self._next_pid, self._now())
+        self._runs[order.key] = _Run(self._script(order), self._next_pid, time.time())
         self._next_pid += 1
         self.launched.append(order)
 
@@ -84,18 +76,18 @@ class FakeLauncher:
         run = self._runs.get(key)
         if run is None:
             return AttemptReport(key=key)
-        run.look(self._now())
+        ended_at, outcome = run.ended()
         if not run.plan.starts:
-            return AttemptReport(key=key, outcome=run.outcome, ended_at=run.ended_at)
+            return AttemptReport(key=key, outcome=outcome, ended_at=ended_at)
         return AttemptReport(
             key=key,
             pid=run.pid,
             started_at=run.started_at,
-            outcome=run.outcome,
-            ended_at=run.ended_at,
+            outcome=outcome,
+            ended_at=ended_at,
             confinement=run.plan.confinement,
-            trouble=run.trouble if run.outcome is None else None,
-            checkpoint_asked_at=run.asked_at if run.outcome is not None else None,
+            trouble=run.trouble if outcome is None else None,
+            checkpoint_asked_at=run.asked_at if outcome is not None else None,
         )
 
     def signal(self, key: AttemptKey, signal: int) -> None:
@@ -103,17 +95,16 @@ class FakeLauncher:
         run = self._runs.get(key)
         if run is None or signal in _HARMLESS or (signal in run.plan.ignores and signal != signals.SIGKILL):
             return
-        run.look(self._now())
-        run.end(Failed(128 + signal, f"ended by {name_of(signal)}"), self._now())
+        run.end(Failed(128 + signal, f"ended by {name_of(signal)}"), time.time())
 
     def request_checkpoint(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
         run = self._runs.get(key)
-        if run is None or run.plan.saves_in_s is None or run.outcome is not None:
+        if run is None or run.plan.saves_in_s is None or run.ended() != (None, None):
             return False
         if run.asked_at != asked_at:
             run.asked_at = asked_at
             self.checkpoint_requests.append((key, signal))
-            run.leave_at = self._now() + run.plan.saves_in_s
+            run.end(Succeeded(), time.time() + run.plan.saves_in_s)
         return True
 
     def pids(self, keys: Iterable[AttemptKey]) -> dict[int, AttemptKey]:
@@ -122,7 +113,7 @@ class FakeLauncher:
 
     def end(self, key: AttemptKey, outcome: Outcome) -> None:
         """End an attempt now."""
-        self._runs[key].end(outcome, self._now())
+        self._runs[key].end(outcome, time.time())
 
     def disturb(self, key: AttemptKey, reason: str) -> None:
         """A service that the attempt depends on fails; the attempt goes on."""
@@ -133,10 +124,6 @@ class FakeLauncher:
 
     def has_order(self, key: AttemptKey) -> bool:
         return key in self._runs
-
-    def lose(self, key: AttemptKey) -> None:
-        """Forget the order, as if it had never arrived."""
-        self._runs.pop(key, None)
 
     def release(self, key: AttemptKey) -> None:
         """Only recorded: a key is never started twice."""
