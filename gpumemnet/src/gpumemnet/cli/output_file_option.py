@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from carma.cli.option_types import Function
+from carma.cli.option_types import Function, Parsed
 from carma.errors import Usage
 
 STDOUT = "-"  # as in gpumemnet.output_file
@@ -27,19 +27,15 @@ def file_flag(flag: str, text: str) -> Callable[[Function], Function]:
     return click.option(flag, metavar="FILE", callback=_checked, help=text)
 
 
-class Folder(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """A directory by its name; click's own takes an empty one for the directory that one is in."""
-
-    name = "dir"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        if not str(value):
-            self.fail("it is an empty name", param, ctx)
-        return Path(value)
+def _folder(text: str) -> Path:
+    """click's own type takes an empty name for the working directory."""
+    if not text:
+        raise ValueError("it is an empty name")
+    return Path(text)
 
 
 def folder_flag(text: str, **more: Any) -> Callable[[Function], Function]:
-    return click.option("--out", type=Folder(), metavar="DIR", help=text, **more)
+    return click.option("--out", type=Parsed("dir", _folder), metavar="DIR", help=text, **more)
 
 
 def force_flag(function: Function) -> Function:

@@ -24,15 +24,8 @@ carma train gpumemnet/datasets/h200/*.parquet --public-mlp mlp_data_step2.csv --
 """
 
 
-# Modules of the extra `train`, and their packages.
-EXTRA = {
-    "torch": "torch",
-    "sklearn": "scikit-learn",
-    "pyarrow": "pyarrow",
-    "onnx": "onnx",
-    "onnxscript": "onnxscript",
-    "matplotlib": "matplotlib",
-}
+EXTRA = ("torch", "scikit-learn", "pyarrow", "onnx", "onnxscript", "matplotlib")  # packages of the extra `train`
+MODULES = {"scikit-learn": "sklearn"}  # of packages with another name
 
 
 @verb("train", examples=EXAMPLES)
@@ -72,7 +65,9 @@ def command(as_json: bool, **flags: Any) -> int:
     if flags["install"]:
         if flags["out"]:
             raise Usage("--install and --out exclude each other", "Use one of them.")
-        flags["out"] = _own_folder()
+        from gpumemnet.serving.model import own_folder
+
+        flags["out"] = str(own_folder(os.environ))
     if not flags["out"] and not flags["evaluate"]:
         raise Usage(
             "there is nothing to do",
@@ -96,16 +91,10 @@ def command(as_json: bool, **flags: Any) -> int:
     return 0
 
 
-def _own_folder() -> str:
-    from gpumemnet.serving.model import own_folder
-
-    return str(own_folder(os.environ))
-
-
 def check_extra() -> None:
     from carma.errors import Refused
 
-    missing = [package for module, package in EXTRA.items() if importlib.util.find_spec(module) is None]
+    missing = [package for package in EXTRA if importlib.util.find_spec(MODULES.get(package, package)) is None]
     if missing:
         # Never carma[train]: on the public index that name is another project's.
         raise Refused(f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}")
@@ -114,10 +103,9 @@ def check_extra() -> None:
 def _print(entries: tuple[Entry, ...]) -> None:
     """Results at the operating point; the report has all others."""
     for entry in entries:
-        for judged in entry.judged:
-            if judged.point in ("operating", "class") and not judged.classes.top_merged:
-                one = judged.classes
-                where = "3 folds" if entry.protocol == "folds" else "shapes left out"
+        where = "3 folds" if entry.protocol == "folds" else "shapes left out"
+        for point, one in ((judged.point, judged.classes) for judged in entry.judged):
+            if point in ("operating", "class") and not one.top_merged:
                 shares = (
                     f"{100 * one.accuracy:5.1f} % right, {100 * one.under:4.1f} % under, {100 * one.over:4.1f} % over"
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,21 +18,18 @@ _FIGURES = tuple(column.name for column in MEMORY if column.unit == "MiB")
 
 
 def check(table: Table, path: Path) -> None:
-    _Checking(table, path).everything()
+    checking = _Checking(table, path)
+    checking.ids()
+    checking.settings()
+    checking.memory()
+    checking.activity()
+    checking.layers(table.layers)
+    checking.edges(table.edges)
 
 
-class _Checking:
-    def __init__(self, table: Table, path: Path) -> None:
-        self.table = table
-        self.path = path
-
-    def everything(self) -> None:
-        self._ids()
-        self._settings()
-        self._memory()
-        self._activity()
-        self._layers(self.table.layers)
-        self._edges(self.table.edges)
+class _Checking(NamedTuple):
+    table: Table
+    path: Path
 
     def _refuse(self, row: int, column: str, why: str) -> NoReturn:
         raise Usage(f"{self.path}: row {self.table.ids[row]}, column {column}: {why}", HINT)
@@ -43,14 +40,13 @@ class _Checking:
             row = int(wrong.argmax())
             self._refuse(row, column, why.format(self.table[column][row] if column in self.table.columns else ""))
 
-    def _ids(self) -> None:
-        known: set[str] = set()
-        for row, each in enumerate(self.table.ids):
-            if each in known:
-                self._refuse(row, "id", "it is there twice")
-            known.add(each)
+    def ids(self) -> None:
+        ids = np.array(self.table.ids)
+        again = np.ones(len(ids), bool)
+        again[np.unique(ids, return_index=True)[1]] = False
+        self._none(again, "id", "it is there twice")
 
-    def _settings(self) -> None:
+    def settings(self) -> None:
         """Columns that repeat a field of the config, id and family among them."""
         for name in CONFIG_COLUMNS:
             column = self.table.columns.get(name, self.table.settings.get(name, ()))
@@ -58,22 +54,21 @@ class _Checking:
                 if told != getattr(config, name):
                     self._refuse(row, name, f"{told} is not what the config says, {getattr(config, name)}")
 
-    def _memory(self) -> None:
+    def memory(self) -> None:
         table = self.table
         measured = table["oom"] == 0
         for name in _FIGURES:
             known = ~np.isnan(table[name])
             self._none(measured & ~known, name, "it is missing, though the run did not run out of memory")
             self._none(known & ~((table[name] >= 0) & (table[name] < LARGEST_MIB)), name, "{} is no figure in MiB")
-        self._none(measured & ~(table["allocated_mib"] > 0), "allocated_mib", "{} is not above 0")
-        self._none(measured & ~(table["reserved_mib"] >= table["allocated_mib"]), "reserved_mib",
-                   "{} is less than what was allocated")  # fmt: skip
-        self._none(measured & ~(table["footprint_mib"] >= table["reserved_mib"]), "footprint_mib",
-                   "{} is less than what was reserved")  # fmt: skip
-        self._none(measured & ~(table["requested_mib"] <= table["allocated_mib"]), "requested_mib",
-                   "{} is more than what was allocated")  # fmt: skip
+        allocated, reserved, footprint = (table[f"{name}_mib"] for name in ("allocated", "reserved", "footprint"))
+        self._none(measured & ~(allocated > 0), "allocated_mib", "{} is not above 0")
+        self._none(measured & ~(reserved >= allocated), "reserved_mib", "{} is less than what was allocated")
+        self._none(measured & ~(footprint >= reserved), "footprint_mib", "{} is less than what was reserved")
+        more = measured & ~(table["requested_mib"] <= allocated)
+        self._none(more, "requested_mib", "{} is more than what was allocated")
 
-    def _activity(self) -> None:
+    def activity(self) -> None:
         for name in _SHARES:
             column = self.table[name]
             self._none(~np.isnan(column) & ~((column >= 0) & (column <= 1)), name, "{} is no share between 0 and 1")
@@ -81,7 +76,7 @@ class _Checking:
             column = self.table[name]
             self._none(~np.isnan(column) & ~((column > 0) & np.isfinite(column)), name, "{} is not possible")
 
-    def _layers(self, layers: Layers) -> None:
+    def layers(self, layers: Layers) -> None:
         count = len(layers.parameters)
         for name, length in {
             "layer_kind": len(layers.kind),
@@ -93,26 +88,18 @@ class _Checking:
             if length != count:
                 raise Usage(f"{self.path}: column {name} has {length} layers, layer_parameters has {count}", HINT)
         self._none(np.diff(layers.offsets) == 0, "layer_kind", "there is no layer")
-        sums = _sums(layers.parameters, layers.offsets)
+        running = np.concatenate([[0], np.cumsum(layers.parameters)])
+        sums = running[layers.offsets[1:]] - running[layers.offsets[:-1]]
         wanted = self.table["parameters"] + self.table["tied_parameters"] - self.table["inside_parameters"]
         self._none(sums != wanted, "layer_parameters", "their sum is not the model's, with what is tied and inside")
 
-    def _edges(self, edges: Edges) -> None:
+    def edges(self, edges: Edges) -> None:
         """An edge leads from a layer to a later one of the same row."""
         if len(edges.source) != len(edges.target):
             raise Usage(f"{self.path}: columns edge_from and edge_to are not equally long", HINT)
         rows = np.repeat(np.arange(len(self.table)), np.diff(edges.offsets))
         layers = np.diff(self.table.layers.offsets)[rows]
         bad = (edges.source < 0) | (edges.source >= edges.target) | (edges.target >= layers)
-        if bad.any():
-            first = int(bad.argmax())
-            edge = f"{edges.source[first]} to {edges.target[first]}"
-            self._refuse(
-                int(rows[first]), "edge_to", f"an edge from {edge} is not possible with {layers[first]} layers"
-            )
-
-
-def _sums(values: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    running = np.concatenate([[0], np.cumsum(values)])
-    found: NDArray[np.int64] = running[offsets[1:]] - running[offsets[:-1]]
-    return found
+        for edge in np.flatnonzero(bad)[:1]:
+            what = f"an edge from {edges.source[edge]} to {edges.target[edge]}"
+            self._refuse(int(rows[edge]), "edge_to", f"{what} is not possible with {layers[edge]} layers")

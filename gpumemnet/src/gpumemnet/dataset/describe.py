@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from carma.core.model.values import Record
 from gpumemnet.dataset.schema import ACTIVITY
-from gpumemnet.dataset.table import Numbers, Table
-from gpumemnet.serving.model_facts import GB_MIB
+from gpumemnet.dataset.table import Numbers, Table, Wholes
 from gpumemnet.training import WIDTHS_GB
+from gpumemnet.training.scores import to_classes
 
 MOST_COLOURS = 10  # more are not distinguishable: the last one includes all above it
 MOST_COUNTS = 20  # maximum in a line of text
@@ -55,7 +54,10 @@ def describe(table: Table) -> Family:
         measured_on=_measured_on(table),
         dates=tuple(sorted({str(head["date"])[:10] for head in table.heads if head.get("date")})),
         ranges=tuple(_range(name, unit, values) for name, unit, values in _quantities(table) if len(values)),
-        classes={f"{width} GB": _counts(classes(table, width)) for width in sorted(WIDTHS_GB[table.family])},
+        classes={
+            f"{width} GB": tuple(np.bincount(classes(table, width)).tolist())
+            for width in sorted(WIDTHS_GB[table.family])
+        },
         shares=_shares(table),
         kinds=_kinds(table),
     )
@@ -76,17 +78,15 @@ def sizes(table: Table) -> dict[str, Numbers]:
     }
 
 
-def classes(table: Table, width_gb: int) -> Numbers:
+def classes(table: Table, width_gb: int) -> Wholes:
     """The class of each row that did not run out of memory: k holds [k, k + 1) times the width."""
-    known = table["footprint_mib"][table["oom"] == 0]
-    found: Numbers = np.floor(known / (width_gb * GB_MIB))
-    return found
+    return to_classes(table["footprint_mib"][table["oom"] == 0], width_gb)
 
 
-def coloured(family: str, footprints: Numbers) -> tuple[NDArray[np.int64], list[str]]:
+def coloured(family: str, footprints: Numbers) -> tuple[Wholes, list[str]]:
     """The colour of each footprint, and the label of each colour."""
     width_gb = WIDTHS_GB[family][0]  # as published
-    found = np.minimum(np.floor(footprints / (width_gb * GB_MIB)), MOST_COLOURS - 1).astype(np.int64)
+    found = np.minimum(to_classes(footprints, width_gb), MOST_COLOURS - 1)
     count = int(found.max(initial=0)) + 1
     labels = [f"{each * width_gb} to {(each + 1) * width_gb} GB" for each in range(count)]
     if count == MOST_COLOURS:
@@ -111,10 +111,6 @@ def _quantities(table: Table) -> list[tuple[str, str, Numbers]]:
 def _range(name: str, unit: str, values: Numbers) -> Range:
     least, p10, median, p90, most = (float(value) for value in np.quantile(values, QUANTILES))
     return Range(name=name, unit=unit, least=least, p10=p10, median=median, p90=p90, most=most)
-
-
-def _counts(found: Numbers) -> tuple[int, ...]:
-    return tuple(int(count) for count in np.bincount(found.astype(np.int64))) if len(found) else ()
 
 
 def _shares(table: Table) -> dict[str, dict[str, float]]:

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carma.errors import Refused
-from gpumemnet.dataset.config import Config
 from gpumemnet.dataset.describe import coloured, sizes
 from gpumemnet.dataset.schema import ACTIVITY
 from gpumemnet.dataset.table import Numbers, Table
@@ -50,12 +49,11 @@ def draw(tables: Sequence[Table], out: Path, seed: int) -> Iterator[Path]:
     pyplot = _pyplot()
     make_folder(out)
     for table in tables:
-        yield from _save(pyplot, _coverage(pyplot, table), out / f"{table.family}-coverage")
-        yield from _save(pyplot, _maps(pyplot, table, seed), out / f"{table.family}-map")
-    if (figure := _staircase(pyplot, tables)) is not None:
-        yield from _save(pyplot, figure, out / "staircase")
-    if (figure := _activity(pyplot, tables)) is not None:
-        yield from _save(pyplot, figure, out / "activity")
+        yield from save(pyplot, _coverage(pyplot, table), out / f"{table.family}-coverage")
+        yield from save(pyplot, _maps(pyplot, table, seed), out / f"{table.family}-map")
+    for name, plot in (("staircase", _staircase), ("activity", _activity)):
+        if (figure := plot(pyplot, tables)) is not None:
+            yield from save(pyplot, figure, out / name)
 
 
 def files_of(tables: Sequence[Table]) -> list[str]:
@@ -72,18 +70,20 @@ def _pyplot() -> Any:
         hint = "pip install matplotlib scikit-learn"
         raise Refused(f"{error.name} is not installed, so no picture can be drawn", hint) from error
     matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.hashsalt": "carma", "font.size": 9, "axes.titlesize": 10})
+    matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 10})
     from matplotlib import pyplot
 
     return pyplot
 
 
-def _save(pyplot: Any, figure: Any, path: Path) -> Iterator[Path]:
-    for suffix, metadata in ((".png", {"Software": MARK}), (".svg", {"Creator": MARK, "Date": None})):
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format=suffix[1:], dpi=150, metadata=metadata)
-        write_whole(path.with_suffix(suffix), drawn.getvalue())
-        yield path.with_suffix(suffix)
+def save(pyplot: Any, figure: Any, path: Path, dpi: int = 150) -> Iterator[Path]:
+    """As PNG and SVG. Without a date and random names, equal figures are equal files."""
+    for kind, metadata in (("png", {"Software": MARK}), ("svg", {"Creator": MARK, "Date": None})):
+        drawn, file = io.BytesIO(), path.with_name(f"{path.name}.{kind}")
+        with pyplot.rc_context({"svg.hashsalt": "carma"}):
+            figure.savefig(drawn, format=kind, dpi=dpi, metadata=metadata)
+        write_whole(file, drawn.getvalue())
+        yield file
     pyplot.close(figure)
 
 
@@ -148,12 +148,17 @@ def _maps(pyplot: Any, table: Table, seed: int) -> Any:
         return figure
     scaled = _scaled_features(table, rows)
     found, labels = coloured(table.family, table["footprint_mib"][rows])
-    points, shares = _pca(scaled, seed)
-    _scatter(pyplot, panels[0], points, found, labels)
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    pca, perplexity = PCA(n_components=2, random_state=seed), min(PERPLEXITY, (len(scaled) - 1) / 3)
+    tsne = TSNE(n_components=2, perplexity=perplexity, init="pca", random_state=seed)
+    for axes, reduced in zip(panels, (pca, tsne), strict=True):
+        _scatter(pyplot, axes, reduced.fit_transform(scaled), found, labels)
+    shares = pca.explained_variance_ratio_
     panels[0].set_xlabel(f"first component ({100 * shares[0]:.0f} % of the variance)")
     panels[0].set_ylabel(f"second component ({100 * shares[1]:.0f} %)")
     panels[0].set_title("PCA", loc="left")
-    _scatter(pyplot, panels[1], _tsne(scaled, seed), found, labels)
     panels[1].set_title("t-SNE (axes have no unit)", loc="left")
     panels[1].set_xticks([])
     panels[1].set_yticks([])
@@ -180,20 +185,6 @@ def _scaled_features(table: Table, rows: NDArray[np.int64]) -> NDArray[np.float6
     return scaled
 
 
-def _pca(scaled: NDArray[np.float64], seed: int) -> tuple[Any, Any]:
-    from sklearn.decomposition import PCA
-
-    fitted = PCA(n_components=2, random_state=seed)
-    return fitted.fit_transform(scaled), fitted.explained_variance_ratio_
-
-
-def _tsne(scaled: NDArray[np.float64], seed: int) -> Any:
-    from sklearn.manifold import TSNE
-
-    perplexity = min(PERPLEXITY, (len(scaled) - 1) / 3)
-    return TSNE(n_components=2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(scaled)
-
-
 def _scatter(pyplot: Any, axes: Any, points: Any, found: NDArray[np.int64], labels: Sequence[str]) -> None:
     """Draws points as an image, because an SVG would have megabytes of them."""
     for each, (label, colour) in enumerate(zip(labels, _class_colours(pyplot, len(labels)), strict=True)):
@@ -212,7 +203,7 @@ def _staircase(pyplot: Any, tables: Sequence[Table]) -> Any | None:
         return None
     figure, panels = pyplot.subplots(1, count, figsize=(1 + 4.4 * count, 4.4), layout="constrained", squeeze=False)
     for axes, (table, least_mib) in zip(panels.flat, zooms, strict=False):
-        _in_order(axes, table, least_mib)
+        _in_order(pyplot, axes, table, least_mib)
     if models:
         _footprint_over_batch(pyplot, panels[0, -1], models)
     for axes in panels.flat:
@@ -236,7 +227,7 @@ def densest(values_mib: Numbers) -> float | None:
     return float(ordered[counts.argmax()])
 
 
-def _in_order(axes: Any, table: Table, least_mib: float) -> None:
+def _in_order(pyplot: Any, axes: Any, table: Table, least_mib: float) -> None:
     """Each figure is sorted by itself, so that both rise: runs with equal values are a step."""
     most_mib = least_mib + ZOOM_MIB
     for name, style in (
@@ -247,19 +238,13 @@ def _in_order(axes: Any, table: Table, least_mib: float) -> None:
         shown = np.sort(values[(values >= least_mib) & (values <= most_mib)])
         axes.plot(np.arange(1, len(shown) + 1), shown, "o-", label=f"{name.removesuffix('_mib')} at the peak", **style)
     axes.set_ylim(least_mib - 1, most_mib + 1)
-    axes.yaxis.set_major_locator(_multiples(STEP_MIB * 5))
-    axes.yaxis.set_minor_locator(_multiples(STEP_MIB))
+    axes.yaxis.set_major_locator(pyplot.MultipleLocator(STEP_MIB * 5))
+    axes.yaxis.set_minor_locator(pyplot.MultipleLocator(STEP_MIB))
     axes.grid(which="minor", axis="y", color="#e5e7eb", linewidth=0.5)
     axes.set_xlabel("runs, each figure sorted by itself")
     axes.set_ylabel("memory (MiB)")
     axes.set_title(f"{table.family}: reserved in pieces of {STEP_MIB} MiB", loc="left")
     axes.legend(frameon=False, fontsize=8)
-
-
-def _multiples(base: float) -> Any:
-    from matplotlib.ticker import MultipleLocator
-
-    return MultipleLocator(base)
 
 
 Line = tuple[str, list[int], list[float]]
@@ -270,7 +255,8 @@ def _same_model(table: Table) -> list[Line]:
     groups: dict[str, list[int]] = {}
     for row, config in enumerate(table.configs):
         if not table["oom"][row]:
-            groups.setdefault(_but_batch(config), []).append(row)
+            but_batch = (config.input, config.optimizer, config.precision, config.checkpointing, config.channels_last)
+            groups.setdefault(json.dumps((but_batch, config.model), sort_keys=True), []).append(row)
     found: list[Line] = []
     for rows in groups.values():
         ordered = sorted(rows, key=lambda row: table.configs[row].batch)
@@ -280,11 +266,6 @@ def _same_model(table: Table) -> list[Line]:
             name = f"{table.family}, {first.shape}, {first.optimizer}, {first.precision}"
             found.append((name, batches, table["footprint_mib"][ordered].tolist()))
     return sorted(found, key=lambda line: -len(line[1]))
-
-
-def _but_batch(config: Config) -> str:
-    kept = (config.input, config.optimizer, config.precision, config.checkpointing, config.channels_last, config.model)
-    return json.dumps(kept, sort_keys=True)
 
 
 def _footprint_over_batch(pyplot: Any, axes: Any, lines: Sequence[Line]) -> None:
@@ -303,12 +284,10 @@ def _activity(pyplot: Any, tables: Sequence[Table]) -> Any | None:
     active = [table for table in tables if np.isfinite(table["step_ms"]).sum() >= LEAST_ACTIVE]
     if not active:
         return None
-    figure, panels = pyplot.subplots(1, len(active), figsize=(1.6 + 3.8 * len(active), 4.6), layout="constrained",
-                                     squeeze=False)  # fmt: skip
-    image = None
-    for axes, table in zip(panels.flat, active, strict=True):
-        image = _heat(axes, table)
-    figure.colorbar(image, ax=panels, label="rank correlation (Spearman)", shrink=0.85)
+    size = (1.6 + 3.8 * len(active), 4.6)
+    figure, panels = pyplot.subplots(1, len(active), figsize=size, layout="constrained", squeeze=False)
+    images = list(map(_heat, panels.flat, active))
+    figure.colorbar(images[-1], ax=panels, label="rank correlation (Spearman)", shrink=0.85)
     figure.suptitle("Activity of the GPU against the size of the run", fontsize=11)
     return figure
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from carma.errors import Refused
@@ -76,6 +77,11 @@ PLAIN = ("whole", "big", "number", "switch")  # one number for each row
 DELTAS = ("edge_from.list.element", "edge_to.list.element", "layer_parameters.list.element")
 DICTIONARIES = ("layer_kind.list.element", "layer_attributes.list.element")
 
+_TYPES = {"word": "string", "whole": "int32", "big": "int64", "number": "float64", "switch": "bool"}
+_ELEMENTS: Mapping[Kind, Kind] = {
+    "wholes": "whole", "bigs": "big", "words": "word", "switches": "switch", "shapes": "wholes",
+}  # fmt: skip
+
 
 def pyarrow() -> Any:
     """pyarrow, imported only when needed: neither the daemon nor most verbs use it."""
@@ -95,14 +101,6 @@ def schema() -> Any:
 
 def _type(kind: Kind) -> Any:
     arrow = pyarrow()
-    whole, big, word, switch = arrow.int32(), arrow.int64(), arrow.string(), arrow.bool_()
-    plain = {"word": word, "whole": whole, "big": big, "number": arrow.float64(), "switch": switch}
-    if kind in plain:
-        return plain[kind]
-    lists = {"wholes": whole, "bigs": big, "words": word, "switches": switch, "shapes": _list(whole)}
-    return _list(lists[kind])
-
-
-def _list(kind: Any) -> Any:
-    arrow = pyarrow()
-    return arrow.list_(arrow.field("element", kind, False))
+    if kind in _ELEMENTS:
+        return arrow.list_(arrow.field("element", _type(_ELEMENTS[kind]), False))
+    return arrow.type_for_alias(_TYPES[kind])

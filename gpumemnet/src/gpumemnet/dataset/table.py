@@ -29,6 +29,7 @@ from gpumemnet.dataset.schema import (
     FORMAT,
     LICENCE,
     PLAIN,
+    Column,
     pyarrow,
     schema,
 )
@@ -39,6 +40,8 @@ Wholes = NDArray[np.int64]
 Numbers = NDArray[np.float64]
 Head = Mapping[str, object]
 HINT = "`carma dataset pack` writes such files."
+# Kinds of columns that are encoded with a dictionary, and the ends of their names in the file.
+LEAVES = {"word": "", "whole": "", "words": ".list.element", "shapes": ".list.element.list.element"}
 
 
 @dataclass(frozen=True)
@@ -140,10 +143,8 @@ def _attention(op: Op) -> str:
 
 def _cut(shapes: Shapes, span: slice) -> Iterator[tuple[int, ...]]:
     bounds = shapes.offsets[span.start : span.stop + 1].tolist()
-    first = bounds[0] if bounds else 0
-    values = shapes.values[first : bounds[-1]].tolist() if bounds else []
     for begin, end in itertools.pairwise(bounds):
-        yield tuple(values[begin - first : end - first])
+        yield tuple(shapes.values[begin:end].tolist())
 
 
 def write(path: Path, rows: Sequence[Mapping[str, object]], heads: Sequence[Head]) -> None:
@@ -159,7 +160,7 @@ def write(path: Path, rows: Sequence[Mapping[str, object]], heads: Sequence[Head
         drawn_up,
         compression="zstd",
         compression_level=19,
-        use_dictionary=[_leaf(column.name, column.kind) for column in COLUMNS if _is_coded(column.name, column.kind)],
+        use_dictionary=[column.name + LEAVES[column.kind] for column in COLUMNS if _is_coded(column)],
         column_encoding=dict.fromkeys(DELTAS, "DELTA_BINARY_PACKED"),
         dictionary_pagesize_limit=1 << 24,
     )
@@ -167,12 +168,8 @@ def write(path: Path, rows: Sequence[Mapping[str, object]], heads: Sequence[Head
     write_whole(path, drawn_up.getvalue().to_pybytes())
 
 
-def _is_coded(name: str, kind: str) -> bool:
-    return kind in ("word", "words", "shapes", "whole") and name not in ("id", "config", "edge_from", "edge_to")
-
-
-def _leaf(name: str, kind: str) -> str:
-    return name + {"shapes": ".list.element.list.element", "words": ".list.element"}.get(kind, "")
+def _is_coded(column: Column) -> bool:
+    return column.kind in LEAVES and column.name not in ("id", "config")
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[Head]]:

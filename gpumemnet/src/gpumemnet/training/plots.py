@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gpumemnet.directories import write_whole
+from gpumemnet.dataset.plots import save
 from gpumemnet.training import NAMES
 from gpumemnet.training.accuracy_report import Entry
 from gpumemnet.training.scores import Classes
@@ -55,15 +54,7 @@ def _draw(panels: Sequence[Panel], data: str, path: Path) -> list[Path]:
     width = panels[0][1].width_gb
     figure.suptitle(f"{data}, classes of {width} GB: measured against answered, in runs", fontsize=11)
     figure.tight_layout()
-    paths = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
-    for one in paths:
-        # Without a date, equal figures are equal files.
-        drawn = io.BytesIO()
-        kind = one.suffix[1:]
-        figure.savefig(drawn, format=kind, dpi=130, metadata={"Date": None} if kind == "svg" else None)
-        write_whole(one, drawn.getvalue())
-    plt.close(figure)
-    return paths
+    return list(save(plt, figure, path, dpi=130))
 
 
 def _panel(axis: Any, learner: str, classes: Classes) -> None:
