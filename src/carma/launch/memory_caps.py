@@ -128,16 +128,13 @@ def _torch(own: dict[str, str], found: Frameworks, share: Share) -> Capped:
         return Capped(note=f"{named} runs without its allocator (PYTORCH_NO_CUDA_MEMORY_CACHING), so it has no limit")
     if note := _set_by_command(found, TORCH_VARIABLES):
         return Capped(note=note)
-    options = {name: AllocatorOptions.read(own.get(name) or _other(own, name)) for name in TORCH_VARIABLES}
-    if any(option.value("backend") not in (None, "native") for option in options.values()):
+    first, second = (own.get(name, "") for name in TORCH_VARIABLES)
+    options = dict(zip(TORCH_VARIABLES, (first or second, second or first), strict=True))
+    if any(torch_option(text, "backend") not in (None, "native") for text in options.values()):
         return Capped(note=f"{named} uses an allocator chosen by its user, which has no limit")
-    theirs = options[TORCH_VARIABLES[0]].number(FRACTION)  # the variable that the allocator reads first
-    environment = {name: option.limited(share.fraction) for name, option in options.items()}
+    theirs = _torch_fraction(first or second)  # of the variable that the allocator reads first
+    environment = {name: with_fraction(text, share.fraction) for name, text in options.items()}
     return _claimed(found, share, environment, named, theirs)
-
-
-def _other(own: dict[str, str], name: str) -> str:
-    return next((own[other] for other in TORCH_VARIABLES if other != name and own.get(other)), "")
 
 
 def _jax(own: dict[str, str], found: Frameworks, share: Share) -> Capped:
@@ -232,31 +229,24 @@ def has_fraction(version: str) -> bool:
     return release > _FIRST or (release == _FIRST and not _PRERELEASE.match(match["rest"]))
 
 
-class AllocatorOptions(Record, frozen=True):
-    """The options in order, unchanged."""
+def torch_option(text: str, key: str) -> str | None:
+    """The last value of the option."""
+    values = [item.partition(":")[2].strip() for item in _split(text) if item.partition(":")[0].strip() == key]
+    return values[-1] if values else None
 
-    items: tuple[str, ...]
 
-    @classmethod
-    def read(cls, text: str) -> AllocatorOptions:
-        return cls(tuple(item for item in _split(text) if item.strip()))
+def _torch_fraction(text: str) -> float | None:
+    number = _number(torch_option(text, FRACTION) or "")
+    return number if number is not None and 0 <= number <= 1 else None
 
-    def value(self, key: str) -> str | None:
-        """The last value of the option."""
-        values = [item.partition(":")[2].strip() for item in self.items if item.partition(":")[0].strip() == key]
-        return values[-1] if values else None
 
-    def number(self, key: str) -> float | None:
-        number = _number(self.value(key) or "")
-        return number if number is not None and 0 <= number <= 1 else None
-
-    def limited(self, fraction: float) -> str:
-        """The options with at most this memory fraction."""
-        theirs = self.number(FRACTION)
-        if theirs is not None and theirs <= fraction:
-            return ",".join(self.items)
-        rest = [item for item in self.items if item.partition(":")[0].strip() != FRACTION]
-        return ",".join((*rest, f"{FRACTION}:{fraction:.6f}"))
+def with_fraction(text: str, fraction: float) -> str:
+    """The options with at most this memory fraction."""
+    theirs = _torch_fraction(text)
+    if theirs is not None and theirs <= fraction:
+        return ",".join(_split(text))
+    rest = [item for item in _split(text) if item.partition(":")[0].strip() != FRACTION]
+    return ",".join((*rest, f"{FRACTION}:{fraction:.6f}"))
 
 
 def _split(text: str) -> list[str]:
@@ -268,4 +258,4 @@ def _split(text: str) -> list[str]:
             items.append("")
         else:
             items[-1] += character
-    return items
+    return [item for item in items if item.strip()]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from carma.core.model.values import NO_FRAMEWORKS, Frameworks, Gpu, GpuId
 from carma.core.ports import LaunchOrder
 from carma.launch.frameworks import find
-from carma.launch.memory_caps import AllocatorOptions, Capped, framework_caps, has_fraction
+from carma.launch.memory_caps import Capped, framework_caps, has_fraction, torch_option, with_fraction
 from carma.testing.launcher_contract import order_of
 from tests.golden_text import assert_wording
 from tests.launch_orders import spec_of
@@ -119,15 +119,15 @@ def test_each_of_the_two_variables_keeps_its_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("theirs", "counts", "limit_mib"), [("0.1", "0.1", 10_800), ("0.9", "0.200000", 20_800)])
 def test_the_smaller_fraction_counts(tmp_path: Path, theirs: str, counts: str, limit_mib: int) -> None:
     result = capped(tmp_path, torch="2.11.0", own={ANY: f"{FRACTION}:{theirs},expandable_segments:True"})
-    assert AllocatorOptions.read(result.environment[CUDA]).value(FRACTION) == counts
-    assert AllocatorOptions.read(result.environment[CUDA]).value("expandable_segments") == "True"
+    assert torch_option(result.environment[CUDA], FRACTION) == counts
+    assert torch_option(result.environment[CUDA], "expandable_segments") == "True"
     assert result.environment[CUDA].count(FRACTION) == 1
     assert [guard.limit_mib for guard in result.guards] == [limit_mib]
 
 
 @pytest.mark.parametrize("text", ["", ",", "nonsense", "a:[1,2", f"{FRACTION}:much", f"{FRACTION}:nan", "a:1,,b:2"])
 def test_options_that_cannot_be_read_are_followed_by_the_limit(text: str) -> None:
-    assert AllocatorOptions.read(text).limited(0.25).endswith(f"{FRACTION}:0.250000")
+    assert with_fraction(text, 0.25).endswith(f"{FRACTION}:0.250000")
 
 
 @pytest.mark.parametrize("own", [{CUDA: "backend:cudaMallocAsync"}, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}])
