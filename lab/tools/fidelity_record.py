@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from carma.core.model.values import TaskSpec
 from carma.errors import CarmaError
 from carma.testing.private_daemon import PrivateDaemon
 from carma.wire.api_types import SubmitRequest
-from carma_lab.bench.machine import facts
+from carma_lab.bench.machine import facts, task_spec
 from carma_lab.cli.simulate_view import show
 from carma_lab.runs.from_server import recorded
 from carma_lab.runs.record import Run, read, write
@@ -66,14 +65,7 @@ def record(daemon: PrivateDaemon, jobs: Sequence[Job], limit_s: float, name: str
 
 
 def _submit(daemon: PrivateDaemon, job: Job) -> tuple[int, ...]:
-    spec = TaskSpec(
-        command=job.command,
-        directory=str(daemon.work),
-        environment=daemon.environment,
-        name=job.name,
-        gpus=job.gpus,
-        gpu_memory_mib=job.memory_mib,
-    )
+    spec = task_spec(daemon, *job.command, name=job.name, gpus=job.gpus, gpu_memory_mib=job.memory_mib)
     return daemon.client.submit(SubmitRequest(spec=spec)).ids
 
 

@@ -15,7 +15,7 @@ from carma.demo.figures import percentile
 from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, wait_until
 from carma.wire.api_types import SubmitRequest
 from carma_lab.bench import decisions, peers, submissions
-from carma_lab.bench.machine import cpu_s, time_ms
+from carma_lab.bench.machine import cpu_s, task_spec, time_ms
 from carma_lab.bench.results_file import Figure, FigureLog, percentiles
 
 RUNNING = 100
@@ -26,9 +26,7 @@ def submit_to_running(count: int) -> Iterator[Figure]:
     """One task after the other on an idle server, by the daemon's own times."""
     spans_ms = []
     with PrivateDaemon(PrivateSettings(policy="exclusive")) as daemon:
-        spec = TaskSpec(
-            command=("true",), directory=str(daemon.work), environment=daemon.environment, gpu_memory_mib=1024
-        )
+        spec = task_spec(daemon, "true", gpu_memory_mib=1024)
         for _ in range(count):
             task = daemon.client.submit(SubmitRequest(spec=spec)).ids[0]
             view = daemon.client.wait(task, 60.0)
@@ -59,13 +57,8 @@ def _crowded() -> PrivateSettings:
 
 
 def _long_task(daemon: PrivateDaemon) -> TaskSpec:
-    command = (sys.executable, "-m", "carma.vgpu.virtual_task", "--memory-mib", "2048", "--sm", "0.1", "--dram", "0.05")
-    return TaskSpec(
-        command=(*command, "--seconds", "100000"),
-        directory=str(daemon.work),
-        environment=daemon.environment,
-        gpu_memory_mib=2048,
-    )
+    shown = ("--memory-mib", "2048", "--sm", "0.1", "--dram", "0.05", "--seconds", "100000")
+    return task_spec(daemon, sys.executable, "-m", "carma.vgpu.virtual_task", *shown, gpu_memory_mib=2048)
 
 
 def _share(name: str, daemon: PrivateDaemon, span_s: float, what: str) -> Figure:

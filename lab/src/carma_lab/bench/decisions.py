@@ -24,10 +24,8 @@ from carma.core.model.values import (
     Activity,
     AttemptKey,
     Booking,
-    Capabilities,
     Estimate,
     Gpu,
-    GpuId,
     GpuSample,
     Owner,
     Placement,
@@ -41,6 +39,7 @@ from carma.core.scheduling.explanation import explain, waiting
 from carma.core.scheduling.verdict_cache import VerdictCache
 from carma.core.state import State
 from carma.demo.figures import percentile
+from carma.testing.builders import gpu
 from carma_lab.bench.machine import time_ms
 from carma_lab.bench.results_file import Figure
 
@@ -140,7 +139,7 @@ def loaded_state(
     """A server in the middle of its day, and the time at which it is asked; only placements may be due. `sampled` is
     how often, and how many seconds apart."""
     state = State(rules, POLICY)
-    found = tuple(_gpu(index) for index in range(gpus))
+    found = tuple(map(gpu, range(gpus)))
     step(state, e.GpusFound(START, found))
     first = _queue(state, START, gpus=gpus, memory_mib=GPU_MIB, user=users) if gang else None
     keys = {gpu.id: [_run(state, gpu, first, users) for _ in range(holders)] for gpu in found}
@@ -153,24 +152,6 @@ def loaded_state(
     for event in propose(state, at):  # the peaks of the running tasks, once
         step(state, event)
     return state, at
-
-
-def _gpu(index: int) -> Gpu:
-    every = Capabilities(
-        metrics=("sm_active", "sm_occupancy", "dram_active"),
-        power=True,
-        energy=True,
-        processes=True,
-        source="virtual",
-    )
-    return Gpu(
-        id=GpuId(f"GPU-{index:04}"),
-        index=index,
-        name="virtual",
-        memory_mib=GPU_MIB,
-        kind="virtual",
-        capabilities=every,
-    )
 
 
 def _queue(state: State, at: float, *, gpus: int, memory_mib: int, user: int = 0) -> TaskId:

@@ -7,9 +7,11 @@ import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from carma import __version__
-from carma.core.model.values import Record
+from carma.core.model.values import Record, TaskSpec
+from carma.testing.private_daemon import PrivateDaemon
 
 WANTS_A_GPU = "This measures a real NVIDIA GPU: run it where one is, with its driver."  # the hint where there is none
 
@@ -65,3 +67,8 @@ def time_ms(call: Callable[[], object]) -> float:
     began_s = time.perf_counter()
     call()
     return 1000 * (time.perf_counter() - began_s)
+
+
+def task_spec(daemon: PrivateDaemon, *command: str, **more: Any) -> TaskSpec:
+    """A task that runs in the work directory of a private daemon, with its environment."""
+    return TaskSpec(command=command, directory=str(daemon.work), environment=daemon.environment, **more)

@@ -16,11 +16,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
-from carma.core.model.values import TaskSpec
 from carma.demo.figures import percentile
 from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, wait_until
 from carma.wire.api_types import SubmitRequest
-from carma_lab.bench.machine import time_ms
+from carma_lab.bench.machine import task_spec, time_ms
 from carma_lab.bench.results_file import Figure
 from carma_lab.bench.slurm import PROMPT, PrivateSlurm, why_not
 
@@ -65,9 +64,7 @@ def _carma(jobs: int) -> Iterator[Figure]:
     true = shutil.which("true") or "/bin/true"
     settings = PrivateSettings(policy="exclusive", gpus=SLOTS)
     with PrivateDaemon(settings) as daemon:
-        request = SubmitRequest(
-            spec=TaskSpec(command=(true,), directory=str(daemon.work), environment=daemon.environment)
-        )
+        request = SubmitRequest(spec=task_spec(daemon, true))
 
         def ended() -> bool:
             return not daemon.client.tasks()

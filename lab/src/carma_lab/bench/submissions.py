@@ -17,7 +17,7 @@ from carma.client import Client
 from carma.core.model.values import TaskSpec
 from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, wait_until
 from carma.wire.api_types import ArrayAsk, SubmitRequest
-from carma_lab.bench.machine import time_ms
+from carma_lab.bench.machine import task_spec, time_ms
 from carma_lab.bench.results_file import Figure, percentiles
 
 QUEUED = 10_000
@@ -32,7 +32,8 @@ def measure(count: int) -> Iterator[Figure]:
         yield from _figures("one_client", daemon, clients=1, count=count)
         yield from _figures("eight_clients", daemon, clients=8, count=count)
         how = "one request for an array of 10,000 tasks, until it is answered"
-        took_s = time_ms(lambda: queue_many(daemon)) / 1000
+        many = SubmitRequest(spec=_spec(str(daemon.work)), array=ArrayAsk(indices=tuple(range(QUEUED))))
+        took_s = time_ms(lambda: daemon.client.submit(many)) / 1000
         yield Figure(name="submit.array_of_10000", value=took_s, unit="s", how=how)
         wait_until(
             lambda: not daemon.client.tasks(state="estimating", limit=1), 120.0, "the array was not estimated in time"
@@ -58,23 +59,12 @@ def run_clients(daemon: PrivateDaemon, clients: int, count: int) -> list[float]:
 
 def fill_gpus(daemon: PrivateDaemon) -> None:
     """A task on each GPU that stays there and lets nobody in."""
-    spec = TaskSpec(
-        command=("sleep", "100000"),
-        directory=str(daemon.work),
-        environment=daemon.environment,
-        exclusive=True,
-        gpu_memory_mib=MEMORY_MIB,
-    )
+    spec = task_spec(daemon, "sleep", "100000", exclusive=True, gpu_memory_mib=MEMORY_MIB)
     for _ in range(GPUS):
         daemon.client.submit(SubmitRequest(spec=spec))
     wait_until(
         lambda: len(daemon.client.tasks(state="running")) == GPUS, 60.0, "the tasks that fill the GPUs did not start"
     )
-
-
-def queue_many(daemon: PrivateDaemon) -> None:
-    request = SubmitRequest(spec=_spec(str(daemon.work)), array=ArrayAsk(indices=tuple(range(QUEUED))))
-    daemon.client.submit(request)
 
 
 def _spec(directory: str) -> TaskSpec:

@@ -8,6 +8,7 @@ parameters. ResNet-152 is torchvision's. Both train with batch 32 on made-up ima
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from carma_lab.bench.gpu.workloads import BY_NAME, Step, Workload, train
@@ -48,18 +49,15 @@ def resnet152(classes: int = 1000) -> Any:
     return torchvision.models.resnet152(num_classes=classes)
 
 
-def _images(model: Callable[[int], Any], size: int, classes: int) -> Callable[[], Step]:
-    def build() -> Step:
-        import torch
+def _images(model: Callable[[int], Any], size: int, classes: int) -> Step:
+    import torch
 
-        images = torch.randn(BATCH, 3, size, size, device="cuda")
-        return train(model(classes), images, torch.randint(0, classes, (BATCH,), device="cuda"))
-
-    return build
+    images = torch.randn(BATCH, 3, size, size, device="cuda")
+    return train(model(classes), images, torch.randint(0, classes, (BATCH,), device="cuda"))
 
 
-SMALL = Workload("resnet26-cifar10-b32", "cnn", _images(resnet26, 32, 10))
-LARGE = Workload("resnet152-imagenet-b32", "cnn", _images(resnet152, 224, 1000))
+SMALL = Workload("resnet26-cifar10-b32", "cnn", partial(_images, resnet26, 32, 10))
+LARGE = Workload("resnet152-imagenet-b32", "cnn", partial(_images, resnet152, 224, 1000))
 COLLOCATED = {"small": SMALL, "large": LARGE}
 
 

@@ -7,6 +7,7 @@ A step is forward, backward and an optimizer step. torch and torchvision are imp
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 Step = Callable[[], None]
@@ -52,117 +53,102 @@ def _work_on_cpu(milliseconds: float) -> None:
         pass
 
 
-def _image(name: str, batch: int, size: int, *, bf16: bool = False, cpu_ms: float = 0.0) -> Callable[[], Step]:
-    def build() -> Step:
-        import torch
-        import torchvision
+def _image(name: str, batch: int, size: int, *, bf16: bool = False, cpu_ms: float = 0.0) -> Step:
+    import torch
+    import torchvision
 
-        model = torchvision.models.get_model(name, num_classes=100)
-        images = torch.randn(batch, 3, size, size, device="cuda")
-        labels = torch.randint(0, 100, (batch,), device="cuda")
-        return train(model, images, labels, bf16=bf16, cpu_ms=cpu_ms)
-
-    return build
+    model = torchvision.models.get_model(name, num_classes=100)
+    images = torch.randn(batch, 3, size, size, device="cuda")
+    labels = torch.randint(0, 100, (batch,), device="cuda")
+    return train(model, images, labels, bf16=bf16, cpu_ms=cpu_ms)
 
 
-def _encoder(width: int, layers: int, batch: int, length: int, *, bf16: bool) -> Callable[[], Step]:
+def _encoder(width: int, layers: int, batch: int, length: int, *, bf16: bool) -> Step:
     """A transformer encoder over tokens, with a classifier for each place (as in masked language modelling)."""
 
-    def build() -> Step:
-        import torch
-        from torch import nn
+    import torch
+    from torch import nn
 
-        layer = nn.TransformerEncoderLayer(width, max(1, width // 64), 4 * width, batch_first=True, dropout=0.1)
-        body = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        model = nn.Sequential(nn.Embedding(8_000, width), body, nn.Linear(width, 8_000))
-        tokens = torch.randint(0, 8_000, (batch, length), device="cuda")
-        return train(model, tokens, tokens.flatten(), bf16=bf16)
-
-    return build
+    layer = nn.TransformerEncoderLayer(width, max(1, width // 64), 4 * width, batch_first=True, dropout=0.1)
+    body = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+    model = nn.Sequential(nn.Embedding(8_000, width), body, nn.Linear(width, 8_000))
+    tokens = torch.randint(0, 8_000, (batch, length), device="cuda")
+    return train(model, tokens, tokens.flatten(), bf16=bf16)
 
 
-def _mlp(width: int, depth: int, batch: int, *, bf16: bool = False) -> Callable[[], Step]:
-    def build() -> Step:
-        import torch
-        from torch import nn
+def _mlp(width: int, depth: int, batch: int, *, bf16: bool = False) -> Step:
+    import torch
+    from torch import nn
 
-        layers: list[Any] = []
-        for _ in range(depth):
-            layers += [nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU()]
-        model = nn.Sequential(*layers, nn.Linear(width, 100))
-        data = torch.randn(batch, width, device="cuda")
-        return train(model, data, torch.randint(0, 100, (batch,), device="cuda"), bf16=bf16)
-
-    return build
+    layers: list[Any] = []
+    for _ in range(depth):
+        layers += [nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(width, 100))
+    data = torch.randn(batch, width, device="cuda")
+    return train(model, data, torch.randint(0, 100, (batch,), device="cuda"), bf16=bf16)
 
 
-def _lstm(width: int, layers: int, batch: int, length: int) -> Callable[[], Step]:
-    def build() -> Step:
-        import torch
-        from torch import nn
+def _lstm(width: int, layers: int, batch: int, length: int) -> Step:
+    import torch
+    from torch import nn
 
-        class Net(nn.Module):  # type: ignore[misc, unused-ignore]
-            def __init__(self) -> None:
-                super().__init__()
-                self.body = nn.LSTM(width, width, layers, batch_first=True)
-                self.head = nn.Linear(width, 100)
+    class Net(nn.Module):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.LSTM(width, width, layers, batch_first=True)
+            self.head = nn.Linear(width, 100)
 
-            def forward(self, data: Any) -> Any:
-                return self.head(self.body(data)[0][:, -1])
+        def forward(self, data: Any) -> Any:
+            return self.head(self.body(data)[0][:, -1])
 
-        data = torch.randn(batch, length, width, device="cuda")
-        return train(Net(), data, torch.randint(0, 100, (batch,), device="cuda"))
-
-    return build
+    data = torch.randn(batch, length, width, device="cuda")
+    return train(Net(), data, torch.randint(0, 100, (batch,), device="cuda"))
 
 
-def _embeddings(rows: int, width: int, tables: int, batch: int) -> Callable[[], Step]:
+def _embeddings(rows: int, width: int, tables: int, batch: int) -> Step:
     """Recommendation: large embedding tables, little arithmetic; bound by memory."""
 
-    def build() -> Step:
-        import torch
-        from torch import nn
+    import torch
+    from torch import nn
 
-        class Net(nn.Module):  # type: ignore[misc, unused-ignore]
-            def __init__(self) -> None:
-                super().__init__()
-                self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
-                self.head = nn.Sequential(nn.Linear(width * tables, 512), nn.ReLU(), nn.Linear(512, 2))
+    class Net(nn.Module):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
+            self.head = nn.Sequential(nn.Linear(width * tables, 512), nn.ReLU(), nn.Linear(512, 2))
 
-            def forward(self, places: Any) -> Any:
-                return self.head(torch.cat([table(places[i]) for i, table in enumerate(self.tables)], 1))
+        def forward(self, places: Any) -> Any:
+            return self.head(torch.cat([table(places[i]) for i, table in enumerate(self.tables)], 1))
 
-        places = torch.randint(0, rows, (tables, batch, 8), device="cuda")
-        return train(Net(), places, torch.randint(0, 2, (batch,), device="cuda"))
-
-    return build
+    places = torch.randint(0, rows, (tables, batch, 8), device="cuda")
+    return train(Net(), places, torch.randint(0, 2, (batch,), device="cuda"))
 
 
 WORKLOADS: tuple[Workload, ...] = (
-    Workload("resnet18-cifar-b32", "cnn", _image("resnet18", 32, 32)),
-    Workload("resnet18-cifar-b128", "cnn", _image("resnet18", 128, 32)),
-    Workload("resnet34-cifar-b128-cpu10", "cnn", _image("resnet34", 128, 32, cpu_ms=10.0)),
-    Workload("mobilenet-cifar-b64", "cnn", _image("mobilenet_v2", 64, 32)),
-    Workload("efficientnet-cifar-b128", "cnn", _image("efficientnet_b0", 128, 32)),
-    Workload("resnet18-224-b32", "cnn", _image("resnet18", 32, 224)),
-    Workload("resnet50-224-b32", "cnn", _image("resnet50", 32, 224)),
-    Workload("resnet50-224-b64-bf16", "cnn", _image("resnet50", 64, 224, bf16=True)),
-    Workload("resnet50-224-b32-cpu40", "cnn", _image("resnet50", 32, 224, cpu_ms=40.0)),
-    Workload("vgg16-224-b32", "cnn", _image("vgg16", 32, 224)),
-    Workload("densenet121-224-b32", "cnn", _image("densenet121", 32, 224)),
-    Workload("mobilenet-224-b64", "cnn", _image("mobilenet_v2", 64, 224)),
-    Workload("efficientnet-224-b32-bf16", "cnn", _image("efficientnet_b0", 32, 224, bf16=True)),
-    Workload("vit-b16-224-b16", "transformer", _image("vit_b_16", 16, 224)),
-    Workload("vit-b16-224-b32-bf16", "transformer", _image("vit_b_16", 32, 224, bf16=True)),
-    Workload("swin-t-224-b32-bf16", "transformer", _image("swin_t", 32, 224, bf16=True)),
-    Workload("encoder-256x4-b32", "transformer", _encoder(256, 4, 32, 128, bf16=False)),
-    Workload("encoder-512x6-b16", "transformer", _encoder(512, 6, 16, 256, bf16=False)),
-    Workload("encoder-768x12-b16-bf16", "transformer", _encoder(768, 12, 16, 256, bf16=True)),
-    Workload("encoder-1024x8-b8-bf16", "transformer", _encoder(1024, 8, 8, 512, bf16=True)),
-    Workload("mlp-512x4-b256", "mlp", _mlp(512, 4, 256)),
-    Workload("mlp-4096x6-b512", "mlp", _mlp(4096, 6, 512)),
-    Workload("mlp-8192x4-b1024-bf16", "mlp", _mlp(8192, 4, 1024, bf16=True)),
-    Workload("lstm-512x2-b64", "rnn", _lstm(512, 2, 64, 64)),
-    Workload("embeddings-12x200k", "recommendation", _embeddings(200_000, 64, 12, 4096)),
+    Workload("resnet18-cifar-b32", "cnn", partial(_image, "resnet18", 32, 32)),
+    Workload("resnet18-cifar-b128", "cnn", partial(_image, "resnet18", 128, 32)),
+    Workload("resnet34-cifar-b128-cpu10", "cnn", partial(_image, "resnet34", 128, 32, cpu_ms=10.0)),
+    Workload("mobilenet-cifar-b64", "cnn", partial(_image, "mobilenet_v2", 64, 32)),
+    Workload("efficientnet-cifar-b128", "cnn", partial(_image, "efficientnet_b0", 128, 32)),
+    Workload("resnet18-224-b32", "cnn", partial(_image, "resnet18", 32, 224)),
+    Workload("resnet50-224-b32", "cnn", partial(_image, "resnet50", 32, 224)),
+    Workload("resnet50-224-b64-bf16", "cnn", partial(_image, "resnet50", 64, 224, bf16=True)),
+    Workload("resnet50-224-b32-cpu40", "cnn", partial(_image, "resnet50", 32, 224, cpu_ms=40.0)),
+    Workload("vgg16-224-b32", "cnn", partial(_image, "vgg16", 32, 224)),
+    Workload("densenet121-224-b32", "cnn", partial(_image, "densenet121", 32, 224)),
+    Workload("mobilenet-224-b64", "cnn", partial(_image, "mobilenet_v2", 64, 224)),
+    Workload("efficientnet-224-b32-bf16", "cnn", partial(_image, "efficientnet_b0", 32, 224, bf16=True)),
+    Workload("vit-b16-224-b16", "transformer", partial(_image, "vit_b_16", 16, 224)),
+    Workload("vit-b16-224-b32-bf16", "transformer", partial(_image, "vit_b_16", 32, 224, bf16=True)),
+    Workload("swin-t-224-b32-bf16", "transformer", partial(_image, "swin_t", 32, 224, bf16=True)),
+    Workload("encoder-256x4-b32", "transformer", partial(_encoder, 256, 4, 32, 128, bf16=False)),
+    Workload("encoder-512x6-b16", "transformer", partial(_encoder, 512, 6, 16, 256, bf16=False)),
+    Workload("encoder-768x12-b16-bf16", "transformer", partial(_encoder, 768, 12, 16, 256, bf16=True)),
+    Workload("encoder-1024x8-b8-bf16", "transformer", partial(_encoder, 1024, 8, 8, 512, bf16=True)),
+    Workload("mlp-512x4-b256", "mlp", partial(_mlp, 512, 4, 256)),
+    Workload("mlp-4096x6-b512", "mlp", partial(_mlp, 4096, 6, 512)),
+    Workload("mlp-8192x4-b1024-bf16", "mlp", partial(_mlp, 8192, 4, 1024, bf16=True)),
+    Workload("lstm-512x2-b64", "rnn", partial(_lstm, 512, 2, 64, 64)),
+    Workload("embeddings-12x200k", "recommendation", partial(_embeddings, 200_000, 64, 12, 4096)),
 )
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
