@@ -16,9 +16,16 @@ from carma.core.model.values import Demand
 from carma.wire import api_types as t
 from carma.wire.report_types import GpuWork, Report, Work
 from carma_lab.reports.compare import compare
-from carma_lab.runs.from_server import Piece, alone_by_name, binned, idle_w_of, mechanism_of, real_run
+from carma_lab.runs.from_server import (
+    Piece,
+    alone_by_name,
+    binned,
+    idle_w_of,
+    mechanism_of,
+    real_run,
+    settings_that_count,
+)
 from carma_lab.runs.record import Server, read
-from carma_lab.runs.replay_notes import settings_that_count
 from lab_fixtures.recorded_runs import about
 from lab_fixtures.small_simulations import row, trace
 from tests.harness import serving

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -258,9 +259,5 @@ def _make(kind: Kind, context: Context) -> GpuMemNet:
     return GpuMemNet(kind, context.trials, level, models=folders(os.environ), cards=cards)
 
 
-def make(context: Context) -> GpuMemNet:
-    return _make("mlp", context)
-
-
-def make_transformer(context: Context) -> GpuMemNet:
-    return _make("transformer", context)
+make = partial(_make, "mlp")
+make_transformer = partial(_make, "transformer")

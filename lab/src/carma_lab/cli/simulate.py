@@ -93,7 +93,10 @@ def command(
     if out is not None:
         _check_out(out, force, as_json)
     if fidelity is not None:
-        return _fidelity(ctx, fidelity, solo, out, given["noise"], given["seed"], as_json)
+        from carma_lab.cli.simulate_view import compare
+
+        compare(fidelity, solo, out, noise=given["noise"], seed=given["seed"], typed=_others(ctx), as_json=as_json)
+        return 0
     if solo is not None:
         raise Usage("--solo needs --fidelity", "Example: --fidelity real.json --solo exclusive.json")
     import msgspec
@@ -137,16 +140,11 @@ def _check_out(out: str, force: bool, as_json: bool) -> None:
     check_run_file(out, force, simulated=True)
 
 
-def _fidelity(
-    ctx: click.Context, run: Path, solo: Path | None, out: str | None, noise: float, seed: int, as_json: bool
-) -> int:
-    from carma_lab.cli.simulate_view import compare
-
-    typed = tuple(
+def _others(ctx: click.Context) -> tuple[str, ...]:
+    """The given options that cannot be combined with --fidelity."""
+    return tuple(
         option.opts[0]
         for option in ctx.command.params
         if option.name not in WITH_FIDELITY
         and ctx.get_parameter_source(option.name or "") is not ParameterSource.DEFAULT
     )
-    compare(run, solo, out, noise=noise, seed=seed, typed=typed, as_json=as_json)
-    return 0

@@ -11,24 +11,20 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from carma.client import MOST_LISTED, Client
-from carma.errors import NotFound
-from carma.traces import Trace
-from carma.wire.api_types import GpuView, StoryLine, TaskView
-from carma.wire.report_types import Report
-from carma_lab.runs.figures import TaskRun, figures, mean
-from carma_lab.runs.record import About, Point, Run, Server
-from carma_lab.runs.replay_notes import (
-    Stories,
-    asked_of,
-    ran_of,
-    server_of,
-    settings_that_count,
-    stories_of,
-    unseen,
-    used_s_of,
-)
+import msgspec
 
+from carma.client import MOST_LISTED, Client
+from carma.core.model.settings import Rules
+from carma.core.model.values import Activity, Demand, Estimate
+from carma.errors import CarmaError, NotFound
+from carma.traces import Trace
+from carma.wire.api_types import AttemptView, EstimateView, GpuView, SettingView, StoryLine, TaskView
+from carma.wire.report_types import Report
+from carma_lab.runs.figures import Asked, Ran, TaskRun, figures, mean
+from carma_lab.runs.record import About, GpuOf, Point, Run, Server
+
+MOST_STORIES = 5_000  # each needs a request; with more tasks the growth of memory is left out
+Stories = Mapping[int, Sequence[StoryLine]]
 DAY_S = 86400.0
 POINTS = 500
 UNMEASURED = 0.05  # maximum share of the attempts' time without a figure, which then counts as 0; above, None
@@ -230,3 +226,103 @@ def _over(course: Sequence[Point], name: str) -> float | None:
     """Mean over the run; all steps have the same length."""
     values = [value for point in course if (value := getattr(point, name)) is not None]
     return mean(values) if values else None
+
+
+# What a simulation of the run needs: its GPUs and settings, and the submission options and attempts of each task.
+
+
+def server_of(client: Client, gpus: Sequence[GpuView], speed: float, settings: Sequence[SettingView]) -> Server:
+    period_s = next((float(one.value) for one in settings if one.name == "monitor.period_s"), 1.0)
+    return Server(
+        gpus=tuple(
+            msgspec.convert(gpu, GpuOf, from_attributes=True) for gpu in sorted(gpus, key=lambda gpu: gpu.index)
+        ),
+        period_s=period_s * speed,
+        unfinished=len(client.tasks(user="all")),
+    )
+
+
+def settings_that_count(settings: Sequence[SettingView]) -> dict[str, str]:
+    """Settings with an effect on decisions and without their default, as `--set` takes them; the policy is stored
+    separately."""
+    sections = Rules.__struct_fields__
+    return {
+        one.name: _spelled(one.value)
+        for one in settings
+        if one.origin != "default" and one.name.split(".")[0] in sections and one.name != "placement.policy"
+    }
+
+
+def _spelled(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def stories_of(client: Client, views: Sequence[TaskView]) -> dict[int, list[StoryLine]]:
+    found: dict[int, list[StoryLine]] = {}
+    for view in views if len(views) <= MOST_STORIES else ():
+        try:
+            found[view.id] = client.story(view.id)
+        except CarmaError:  # removed from the archive meanwhile
+            continue
+    return found
+
+
+def asked_of(view: TaskView, story: Sequence[StoryLine]) -> Asked:
+    estimated_at = [line.at for line in story if line.event == "task_estimated"]
+    return Asked(
+        estimate=None if view.estimate is None else _estimate(view.estimate),
+        estimated_s=max(0.0, estimated_at[0] - view.submitted_at) if estimated_at else 0.0,
+        priority=view.priority,
+        exclusive=view.exclusive,
+        time_limit_s=view.time_limit_s,
+    )
+
+
+def _estimate(seen: EstimateView) -> Estimate:
+    return Estimate(
+        footprint_mib=seen.footprint_mib,
+        upper_mib=seen.upper_mib,
+        source=seen.source,
+        level=seen.level,
+        runtime_s=seen.runtime_s,
+        demand=msgspec.convert(seen.demand, Demand) if seen.demand else None,
+    )
+
+
+def unseen(one: AttemptView) -> bool:
+    """Neither memory nor activity of the attempt was seen on a GPU."""
+    return not one.used_s and one.observed_mib is None and one.activity is None
+
+
+def used_s_of(one: AttemptView) -> float | None:
+    """Time of use of each of its GPUs; 0 if it was never seen on a GPU."""
+    if one.used_s is not None:
+        return one.used_s / max(1, len(one.gpus))
+    return 0.0 if one.observed_mib is None else None
+
+
+def ran_of(
+    one: AttemptView, start: float, index: Mapping[str, int], story: Sequence[StoryLine], period_s: float = 0.0
+) -> Ran:
+    """`period_s`: between two samples; the peak may have been reached so much earlier than it was seen."""
+    assert one.ended_at is not None
+    outcome, seen = one.outcome or {}, one.activity
+    made = Ran(
+        gpus=tuple(index[gpu] for gpu in one.gpus),
+        placed_at=one.placed_at - start,
+        ended_at=one.ended_at - start,
+        outcome=str(outcome.get("kind", "")),
+        blame=one.blame or "",
+        started_at=None if one.started_at is None else one.started_at - start,
+        used_s=used_s_of(one),
+        memory_mib=one.observed_mib,
+        asked_mib=outcome.get("asked_mib"),
+        activity=None if seen is None else msgspec.convert(seen, Activity, from_attributes=True),
+        energy_j=one.energy_j,
+    )
+    grown = [line.at for line in story if line.event == "memory_observed" and one.placed_at <= line.at <= one.ended_at]
+    if not grown or made.used_s is None:
+        return made
+    return msgspec.structs.replace(made, ramp_s=max(0.0, grown[-1] - period_s - start - made.first_use))

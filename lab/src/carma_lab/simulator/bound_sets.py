@@ -56,9 +56,7 @@ class Work(NamedTuple):
 
     def by_kind(self, start: int = 0) -> Floats:
         """GPU-seconds of each kind, of the tasks from position `start` on."""
-        made: Floats = np.zeros(len(self.kinds))
-        np.add.at(made, self.kind[start:], self.gpu_s[start:])
-        return made
+        return self._summed(self.gpu_s, start)
 
     def most_gpu_s(self, cap: float) -> Floats:
         """Maximum GPU-seconds of each task after its peak under this cap on slowdown."""
@@ -66,10 +64,11 @@ class Work(NamedTuple):
 
     def most_by_kind(self, cap: float | None, start: int = 0) -> Floats | None:
         """The same for each kind, of the tasks from position `start` on. None: no limit."""
-        if cap is None:
-            return None
+        return None if cap is None else self._summed(self.most_gpu_s(cap), start)
+
+    def _summed(self, values: Floats, start: int) -> Floats:
         made: Floats = np.zeros(len(self.kinds))
-        np.add.at(made, self.kind[start:], self.most_gpu_s(cap)[start:])
+        np.add.at(made, self.kind[start:], values[start:])
         return made
 
 

@@ -83,14 +83,11 @@ def compare_with_simulation(
 
 
 def _compared(run: Run, replay: Replay, made: Figures) -> Fidelity:
-    simulated_runs = {task.task: task for task in replay.simulation.runs}
-    tasks = tuple(
-        _task_gap(task, simulated_runs[place + 1], solo)
-        for place, (task, solo) in enumerate(zip(replay.tasks, replay.solos, strict=True))
-    )
+    simulated_runs = sorted(replay.simulation.runs, key=lambda task: task.task)
+    tasks = tuple(map(_task_gap, replay.tasks, simulated_runs, replay.solos))
     errors = [abs(task.error) for task in tasks]
     speeds = [abs(task.rate - task.seen) for task in tasks if task.seen is not None]
-    real, simulated = _of_the_same(run, replay, made)
+    real, simulated = _of_the_same(run, replay, made, simulated_runs)
     gaps = tuple(_gap(name, real, simulated, replay.power_known) for name in FIGURES)
     median = quantile(errors, 0.5)
     return Fidelity(
@@ -108,10 +105,9 @@ def _compared(run: Run, replay: Replay, made: Figures) -> Fidelity:
     )
 
 
-def _of_the_same(run: Run, replay: Replay, made: Figures) -> tuple[Figures, Figures]:
+def _of_the_same(run: Run, replay: Replay, made: Figures, simulated_runs: Sequence[TaskRun]) -> tuple[Figures, Figures]:
     """Both sides over the same tasks: the simulated ones; run times over those that succeeded on both sides."""
-    simulated_runs = {task.task: task for task in replay.simulation.runs}
-    pairs = [(task, simulated_runs[place]) for place, task in enumerate(replay.tasks, 1)]
+    pairs = zip(replay.tasks, simulated_runs, strict=True)
     good = [pair for pair in pairs if all(one.outcome == "succeeded" for one in pair)]
     real = run.figures if not replay.left_out else _without_left_out(run, replay)
     return (
@@ -141,7 +137,7 @@ def _gap(name: str, real: Figures, simulated: Figures, power_known: bool) -> Gap
     now: float | None = getattr(simulated, name)
     if name == "energy_j" and not power_known:
         now = None
-    comparable = was and now is not None and name != "ooms"
+    comparable = name != "ooms"
     return Gap(
         figure=name,
         real=was,
