@@ -189,9 +189,7 @@ class Supervisor:
         began = time.monotonic()
         if began < self._next_count and self._exit is None:
             return ""
-        if self._meter.exceeds_threads(self._limits["processes"]):
-            return "processes"
-        limit = "memory" if self._meter.exceeds_memory(self._memory_bytes) else ""
+        limit = self._meter.exceeded(self._limits["processes"], self._memory_bytes)
         now = time.monotonic()
         self._next_count = now + (now - began) / COUNT_SHARE
         return limit

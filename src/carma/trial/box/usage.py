@@ -32,22 +32,21 @@ class UsageMeter:
         self._stores = stores
         self._memfds: dict[int, int] = {}  # bytes by inode
         self._next_exact = self._next_descriptors = 0.0
-        self._pids: list[str] = []
-        self._figures: list[dict[bytes, bytes]] = []  # of each process
 
-    def exceeds_threads(self, limit: int) -> bool:
-        """Reads /proc; `exceeds_memory` judges what this has read."""
-        self._pids = [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
-        if len(self._pids) >= limit:
-            return True
-        self._figures = [dict(_STATUS.findall(self._read(f"{pid}/status"))) for pid in self._pids]
-        return sum(int(found.get(b"Threads", 0)) for found in self._figures) >= limit
+    def exceeded(self, threads: int, memory_bytes: int) -> str:
+        """`processes` or `memory`: the limit that is reached; "" if none is."""
+        pids = [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+        if len(pids) >= threads:
+            return "processes"
+        figures = [dict(_STATUS.findall(self._read(f"{pid}/status"))) for pid in pids]
+        if sum(int(found.get(b"Threads", 0)) for found in figures) >= threads:
+            return "processes"
+        mapped_kb = sum(int(found.get(b"RssAnon", 0)) + int(found.get(b"RssShmem", 0)) for found in figures)
+        return "memory" if self._exceeds_memory(pids, mapped_kb * 1024, memory_bytes) else ""
 
-    def exceeds_memory(self, limit_bytes: int) -> bool:
-        pids = self._pids
-        mapped_kb = sum(int(found.get(b"RssAnon", 0)) + int(found.get(b"RssShmem", 0)) for found in self._figures)
+    def _exceeds_memory(self, pids: Sequence[str], mapped_bytes: int, limit_bytes: int) -> bool:
         stored = sum(used_bytes(fd) for fd in self._stores) + self._sysv_bytes()
-        if stored + mapped_kb * 1024 + self._memfd_bytes(pids) <= limit_bytes or time.monotonic() < self._next_exact:
+        if stored + mapped_bytes + self._memfd_bytes(pids) <= limit_bytes or time.monotonic() < self._next_exact:
             return False
         began = time.monotonic()
         held = stored + sum(self._memfds.values()) + sum(self._exact_bytes(pid) for pid in pids)
