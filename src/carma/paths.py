@@ -56,7 +56,8 @@ def find_paths(environ: Mapping[str, str], uid: int | None = None) -> Paths:
     """The paths of a daemon that this user would start. Looks up only the user's home directory."""
     uid = os.geteuid() if uid is None else uid
     if environ.get("CARMA_HOME"):
-        return _in_one(_absolute(environ["CARMA_HOME"]))
+        home = _absolute(environ["CARMA_HOME"])
+        return _with_short_socket("home", None, home, home, home)  # complete: no other file changes it
     if uid == 0:
         return Paths(
             layout="system",
@@ -66,7 +67,11 @@ def find_paths(environ: Mapping[str, str], uid: int | None = None) -> Paths:
             log_dir=Path("/var/log/carma"),
             socket=SYSTEM_SOCKET,
         )
-    return _of_user(environ, uid)
+    home = _home(environ, uid)
+    config = _xdg(environ, "XDG_CONFIG_HOME", home / ".config")
+    state = _xdg(environ, "XDG_STATE_HOME", home / ".local" / "state")
+    data = _xdg(environ, "XDG_DATA_HOME", home / ".local" / "share")
+    return _with_short_socket("user", _SYSTEM_CONFIG, config, state, data)
 
 
 def find_socket(environ: Mapping[str, str], uid: int | None = None) -> Path:
@@ -149,27 +154,24 @@ def _components(path: str) -> Iterator[tuple[str, os.stat_result]]:
         at = "/" if os.path.isabs(target) else at
 
 
-def _in_one(home: Path) -> Paths:
+def _with_short_socket(
+    layout: Literal["home", "user"], system_config: Path | None, config: Path, state: Path, data: Path
+) -> Paths:
+    """The files in these directories. Raises BadSettings if the socket's path is too long."""
+    socket = state / "carma.sock"
+    length = len(os.fsencode(socket))
+    if length > SOCKET_LIMIT_BYTES:
+        raise BadSettings(
+            f"the path of the socket is too long: {socket} has {length} bytes; the limit is {SOCKET_LIMIT_BYTES}",
+            "Set CARMA_HOME to a directory with a shorter path.",
+        )
     return Paths(
-        layout="home",
-        config_file=home / "config.toml",
-        system_config_file=None,  # a CARMA_HOME is complete: no other file changes it
-        state_dir=home,
-        log_dir=home / "logs",
-        socket=_short(home / "carma.sock"),
-    )
-
-
-def _of_user(environ: Mapping[str, str], uid: int) -> Paths:
-    home = _home(environ, uid)
-    state = _xdg(environ, "XDG_STATE_HOME", home / ".local" / "state")
-    return Paths(
-        layout="user",
-        config_file=_xdg(environ, "XDG_CONFIG_HOME", home / ".config") / "config.toml",
-        system_config_file=_SYSTEM_CONFIG,
+        layout=layout,
+        config_file=config / "config.toml",
+        system_config_file=system_config,
         state_dir=state,
-        log_dir=_xdg(environ, "XDG_DATA_HOME", home / ".local" / "share") / "logs",
-        socket=_short(state / "carma.sock"),
+        log_dir=data / "logs",
+        socket=socket,
     )
 
 
@@ -193,13 +195,3 @@ def _absolute(text: str) -> Path:
     if "\0" in text:
         raise BadSettings("CARMA_HOME contains a NUL character", "Set it to the path of a directory.")
     return Path(os.path.abspath(os.path.expanduser(text)))
-
-
-def _short(socket: Path) -> Path:
-    length = len(os.fsencode(socket))
-    if length > SOCKET_LIMIT_BYTES:
-        raise BadSettings(
-            f"the path of the socket is too long: {socket} has {length} bytes; the limit is {SOCKET_LIMIT_BYTES}",
-            "Set CARMA_HOME to a directory with a shorter path.",
-        )
-    return socket

@@ -236,7 +236,7 @@ class Fingerprints:
         thread.requests += 1
         try:
             async with thread.lock:  # the limit is for one fingerprint, however many requests wait before it
-                return "" if thread.hangs else await self._compute(thread, _without_numbers(request))
+                return "" if thread.hangs else await self._compute(thread, request)
         finally:
             thread.requests -= 1
             if not thread.requests and not thread.hangs and self._threads.get(uid) is thread:
@@ -244,6 +244,7 @@ class Fingerprints:
                 thread.background.close(wait_s=0.0)
 
     async def _compute(self, thread: _UserThread, request: EstimateRequest) -> str:
+        request = replace(request, spec=replace(request.spec, command=pattern(request.spec.command)))
         spec = (request.spec.command, request.spec.directory, request.spec.environment)
         if thread.last is not None and thread.last[0] == spec and time.monotonic() < thread.last[1] + FRESH_S:
             return thread.last[2]
@@ -259,10 +260,6 @@ class Fingerprints:
         except Exception as error:
             log.warning("the files that task %d runs could not be read: %s", request.task, error)
         return ""
-
-
-def _without_numbers(request: EstimateRequest) -> EstimateRequest:
-    return replace(request, spec=replace(request.spec, command=pattern(request.spec.command)))
 
 
 class _UserThread:

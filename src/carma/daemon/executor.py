@@ -58,8 +58,9 @@ class Executor:
         self._launcher_thread = BackgroundThread("launcher")
         self._estimating: dict[TaskId, asyncio.Task[None]] = {}
         self._kill_at: dict[AttemptKey, float] = {}  # on the daemon's clock
-        self._ordered_s: dict[AttemptKey, float] = {}  # monotonic time at which the newest order was carried out
-        self._launching: set[AttemptKey] = set()
+        self._ordered_s: dict[
+            AttemptKey, float
+        ] = {}  # monotonic; when the newest order was carried out; inf: it is not yet
         self._background: set[asyncio.Task[None]] = set()
 
     def follow(self, commands: Sequence[c.Command], event: Durable) -> None:
@@ -84,7 +85,7 @@ class Executor:
                 self._cancel_estimate(task, again=True)
                 self._estimating[task] = self.start_task(self._estimate(task), f"estimating task {task}")
             case c.LaunchAttempt():
-                self._launching.add(command.key)
+                self._ordered_s[command.key] = float("inf")
                 self.start_task(self._launch(command), f"launching {command.key}")
             case c.StopAttempt(key=key, grace_s=grace_s, signal=number):
                 self._kill_at[key] = min(at + grace_s, self._kill_at.get(key, float("inf")))
@@ -133,12 +134,13 @@ class Executor:
                     return
             await self.call_launcher(lambda: self._launch_if_in_place(order))
         finally:
-            self._launching.discard(command.key)
             self._ordered_s[command.key] = time.monotonic()
             self.poll_now.set()
 
     def _order(self, command: c.LaunchAttempt) -> LaunchOrder:
         state = self._shell.state
+        task = state.tasks.get(command.key.task)
+        earlier = task.attempts if task is not None else ()
         return LaunchOrder(
             key=command.key,
             owner=command.owner,
@@ -146,7 +148,7 @@ class Executor:
             placement=command.placement,
             gpus=tuple(state.gpus[gpu] for gpu in command.placement.gpus if gpu in state.gpus),
             grace_s=state.rules.stopping.grace_of(command.spec),
-            preempted=was_preempted(state, command.key),
+            preempted=any(isinstance(attempt.outcome, Preempted) for attempt in earlier),
         )
 
     def _stopped_before_launch(self, key: AttemptKey) -> bool:
@@ -182,7 +184,7 @@ class Executor:
 
     def is_ordered(self, key: AttemptKey, since_s: float) -> bool:
         """Whether an order for this attempt is pending, or was carried out after that (monotonic) time."""
-        return key in self._launching or self._ordered_s.get(key, float("-inf")) >= since_s
+        return self._ordered_s.get(key, float("-inf")) >= since_s
 
     # Stopping.
 
@@ -270,8 +272,3 @@ def may_ask_to_save(state: State, key: AttemptKey, asked_at: float, now: float) 
         return False
     asked = task.status.preempting
     return asked is not None and asked.at == asked_at and now <= (asked.at + asked.until) / 2
-
-
-def was_preempted(state: State, key: AttemptKey) -> bool:
-    task = state.tasks.get(key.task)
-    return task is not None and any(isinstance(attempt.outcome, Preempted) for attempt in task.attempts)

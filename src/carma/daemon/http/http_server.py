@@ -53,21 +53,11 @@ def fitting_limits(own_uid: int) -> HttpLimits:
 class Connection(HttpToolsProtocol):
     """One client. Adds the peer to each request, and the limits that uvicorn leaves to a proxy in front of it."""
 
-    def __init__(
-        self,
-        *args: Any,
-        limits: HttpLimits,
-        peer_of: PeerReader,
-        connections: Counter[int],
-        unfinished: Counter[int],
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, host: HttpServer, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._limits = limits
-        self._peer_of = peer_of
-        self._connections_of = connections  # by uid, without refused connections
-        self._unfinished_of = unfinished  # bytes by uid
-        self._body_bytes = 0  # this connection's part of them
+        self._host = host
+        self._limits = host.limits
+        self._body_bytes = 0  # this connection's part of the user's unfinished bytes
         self._peer: Peer | None = None
         self._counted = False
         self._head_bytes = 0
@@ -79,14 +69,14 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # so that a stalled reader is noticed at the first byte
         try:
-            self._peer = self._peer_of(transport.get_extra_info("socket"))
+            self._peer = self._host.peer_of(transport.get_extra_info("socket"))
         except OSError:
             transport.abort()
             return
         if refusal := self._too_many(self._peer.uid):
             self._refuse(refusal)
             return
-        self._connections_of[self._peer.uid] += 1
+        self._host.connections[self._peer.uid] += 1
         self._counted = True
         self._expect_request(self._limits.idle_s)
 
@@ -95,11 +85,11 @@ class Connection(HttpToolsProtocol):
         if uid == ROOT_UID:
             return None
         hint = "try again in a moment; to wait for a task, use `carma wait` instead of `carma queue` in a loop"
-        if self._connections_of.total() >= self._limits.connections:
+        if self._host.connections.total() >= self._limits.connections:
             return Busy(f"the daemon has {self._limits.connections} connections open, which is its limit", hint)
-        if self._connections_of[uid] >= self._limits.connections_per_user:
+        if self._host.connections[uid] >= self._limits.connections_per_user:
             return Busy(
-                f"you have {self._connections_of[uid]} connections open to the daemon, which is the limit", hint
+                f"you have {self._host.connections[uid]} connections open to the daemon, which is the limit", hint
             )
         return None
 
@@ -110,7 +100,7 @@ class Connection(HttpToolsProtocol):
         self._forget_body()
         if self._counted and self._peer is not None:
             self._counted = False
-            _subtract(self._connections_of, self._peer.uid, 1)
+            _subtract(self._host.connections, self._peer.uid, 1)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -138,15 +128,15 @@ class Connection(HttpToolsProtocol):
         if self._peer is not None and self._peer.uid != ROOT_UID and not self.transport.is_closing():
             uid = self._peer.uid
             self._body_bytes += len(body)
-            self._unfinished_of[uid] += len(body)
-            if self._unfinished_of[uid] > max(self._limits.unfinished_bytes, self._body_bytes):
+            self._host.unfinished[uid] += len(body)
+            if self._host.unfinished[uid] > max(self._limits.unfinished_bytes, self._body_bytes):
                 self._refuse(Busy("you are sending too many large requests at the same time", "send them one by one"))
                 return
         super().on_body(body)
 
     def _forget_body(self) -> None:
         if self._body_bytes and self._peer is not None:
-            _subtract(self._unfinished_of, self._peer.uid, self._body_bytes)
+            _subtract(self._host.unfinished, self._peer.uid, self._body_bytes)
         self._body_bytes = 0
 
     def on_message_complete(self) -> None:
@@ -245,11 +235,11 @@ class HttpServer:
         peer_of: PeerReader = read_peer,
     ) -> None:
         self._listener = listener
-        connections: Counter[int] = Counter()
-        unfinished: Counter[int] = Counter()
-        protocol = functools.partial(
-            Connection, limits=limits, peer_of=peer_of, connections=connections, unfinished=unfinished
-        )
+        self.limits = limits
+        self.peer_of = peer_of
+        self.connections: Counter[int] = Counter()  # by uid, without refused connections
+        self.unfinished: Counter[int] = Counter()  # by uid, bytes of bodies that are arriving
+        protocol = functools.partial(Connection, host=self)
         self._uvicorn = _Uvicorn(_config(app, cast(type[asyncio.Protocol], protocol), limits))
 
     async def run(self) -> None:

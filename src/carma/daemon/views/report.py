@@ -103,7 +103,7 @@ class Totals:
 
 def report(totals: Totals, usage: Sequence[GpuUsage], state: State) -> Report:
     """`totals` are of all tasks that may have run within the span, in memory or archived."""
-    since, until = totals.since, totals.until
+    since, until, unmeasured = totals.since, totals.until, totals.total.unmeasured
     not_stored_yet = [row for row in not_noted(state) if since <= row.hour * HOUR_S <= until]
     rows = [*usage, *not_stored_yet]
     gpus = _gpus(rows, state)
@@ -119,7 +119,7 @@ def report(totals: Totals, usage: Sequence[GpuUsage], state: State) -> Report:
         notes=(
             *_unwatched_notes(gpus, until - since),
             *_assumed_idle_notes(rows, gpus, state),
-            *_unmeasured_notes(totals.total),
+            *([f"the energy of {show_count(unmeasured, 'attempt')} is unknown and counts as 0"] if unmeasured else []),
         ),
     )
 
@@ -180,9 +180,3 @@ def _assumed_idle_notes(rows: Sequence[GpuUsage], gpus: Sequence[GpuWork], state
 
 def _name(gpu: GpuWork) -> str:
     return gpu.gpu if gpu.index is None else str(gpu.index)
-
-
-def _unmeasured_notes(total: _Sum) -> list[str]:
-    if not total.unmeasured:
-        return []
-    return [f"the energy of {show_count(total.unmeasured, 'attempt')} is unknown and counts as 0"]
