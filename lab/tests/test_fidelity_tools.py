@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-
 import pytest
 
 from carma.errors import Refused
+from carma_lab.bench.gpu import environment
 from carma_lab.bench.gpu.trial_shapes import SHAPES
 from lab.tools import fidelity_gpu, fidelity_virtual
 from lab.tools.fidelity_gpu import Recorder, memory_mib
@@ -48,5 +47,4 @@ def test_the_virtual_trace_is_the_same_each_time_and_the_one_that_was_recorded()
 def test_a_python_without_torch_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(Refused, match="torch and torchvision"):
-        fidelity_gpu._check(argparse.Namespace(dry_run=False))
-    fidelity_gpu._check(argparse.Namespace(dry_run=True))
+        environment.check_torch("a hint")

@@ -13,7 +13,6 @@ there. What has not ended after `--limit` seconds is cancelled and counts with w
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import shutil
 import sys
 from collections.abc import Sequence
@@ -21,9 +20,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from carma.errors import CarmaError, Refused
+from carma.errors import CarmaError
 from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, ending_in_order
 from carma_lab.bench.gpu import trial_task
+from carma_lab.bench.gpu.environment import check_torch
 from carma_lab.bench.gpu.trial_shapes import BY_WORKLOAD, Shape, drawn
 from carma_lab.bench.gpu.trial_task import VirtualCard
 from lab.tools.fidelity_record import Job, files, judge_all, keep, parser, record, write_about
@@ -102,7 +102,8 @@ def main() -> int:
     runs = files(asked)
     try:
         if not asked.judge:
-            _check(asked)
+            if not asked.dry_run:
+                check_torch("Run it with a Python that has them, or use --dry-run.")
             write_about(asked.out, "lab.tools.fidelity_gpu", {"dry_run": asked.dry_run})
             with ending_in_order():
                 Recorder(asked).record(runs)
@@ -111,15 +112,6 @@ def main() -> int:
         print(f"\n{error}. {error.hint}", file=sys.stderr)
         return error.exit_code
     return 0
-
-
-def _check(asked: argparse.Namespace) -> None:
-    """Said at once, and not by a dozen tasks that fail."""
-    missing = [name for name in ("torch", "torchvision") if importlib.util.find_spec(name) is None]
-    if missing and not asked.dry_run:
-        raise Refused(
-            f"{' and '.join(missing)} cannot be imported by {sys.executable}", "Run it with a Python that has it."
-        )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -184,17 +184,22 @@ class Study:
         }
 
 
+def check_torch(hint: str) -> None:
+    missing = [name for name in ("torch", "torchvision") if importlib.util.find_spec(name) is None]
+    if missing:
+        what = f"The tasks are real models, and {' and '.join(missing)} cannot be imported by {sys.executable}."
+        raise Refused(what, hint)
+
+
 def open_machine() -> StudyMachine:
-    """This machine's. Says at once what is missing: a GPU, or torch."""
+    """This machine. Reports at once what is missing: a GPU, or torch."""
     try:
         sampler = open_nvml(engine_s=0.0)
     except NoGpus as error:
         raise NoGpus(str(error), WANTS_A_GPU) from error
-    missing = [name for name in ("torch", "torchvision") if importlib.util.find_spec(name) is None]
-    if missing:
+    try:
+        check_torch("Install them beside carma: pip install torch torchvision")
+    except Refused:
         sampler.close()
-        raise Refused(
-            f"The study trains real models, and {' and '.join(missing)} cannot be imported by {sys.executable}.",
-            "Install them beside carma: pip install torch torchvision",
-        )
+        raise
     return StudyMachine(sampler, gauges=Gauges(load_nvml()))  # two figures are read past the sampler (meter.py)

@@ -8,7 +8,6 @@ leaves no time for is said, and counts as not shown.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import time
 import traceback
 from pathlib import Path
@@ -17,10 +16,11 @@ from typing import Any
 import msgspec
 
 from carma.core.model.units import show_count
-from carma.errors import CarmaError, NoGpus, Refused, Usage
+from carma.errors import CarmaError, NoGpus, Usage
 from carma.monitor.nvml import open_nvml
 from carma.testing.private_daemon import ending_in_order
 from carma_lab.bench.gpu import trial_oom, trial_restart, trial_tasks
+from carma_lab.bench.gpu.environment import check_torch
 from carma_lab.bench.gpu.trial_server import PARTS, VIRTUAL_MEMORY_MIB, Options, Stage
 from carma_lab.bench.machine import WANTS_A_GPU, facts
 from carma_lab.bench.results_file import command_of, write
@@ -114,8 +114,7 @@ def _check_machine() -> None:
         open_nvml().close()
     except NoGpus as error:
         raise NoGpus(str(error), f"{WANTS_A_GPU} Without one: --virtual.") from error
-    if importlib.util.find_spec("torch") is None:
-        raise Refused("the tasks of the trial need torch and torchvision", "install them, or use --virtual")
+    check_torch("Install them, or use --virtual.")
 
 
 def share_of(name: str, options: Options) -> float:

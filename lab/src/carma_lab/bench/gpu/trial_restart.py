@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from carma.core.model.values import Record
 from carma.wire.api_types import TaskView
 from carma_lab.bench.gpu.trial_server import NOT_VIRTUAL, Server, Stage, said, summary
 from carma_lab.bench.gpu.trial_shapes import BY_WORKLOAD, training
@@ -33,14 +32,6 @@ class MpsProcess(NamedTuple):
     kind: str  # control, server
 
 
-class Before(Record, frozen=True, kw_only=True):
-    """What there was when the daemon was killed."""
-
-    pids: dict[str, int | None]
-    steps: dict[str, int]
-    mps: tuple[MpsProcess, ...]
-
-
 def run(stage: Stage) -> dict[str, Any]:
     options = stage.options
     mechanism = "auto" if options.virtual else "mps"
@@ -53,9 +44,10 @@ def run(stage: Stage) -> dict[str, Any]:
         time.sleep(IDLE_S * min(1.0, options.scale))
         ids = {work.name: server.submit(work) for work in works}
         server.wait_for_line(names, "steps", stage.until)
-        before = _now(server, ids)
+        before = {name: (server.show(task).attempts[-1].pid, _steps(server, name)) for name, task in ids.items()}
+        mps_before = _mps(server, names)
         killed_at, back_at = _restart(stage, server)
-        found: dict[str, Any] = {"daemon": _adopted(server, ids, before, killed_at, back_at)}
+        found: dict[str, Any] = {"daemon": _adopted(server, ids, before, mps_before) | {"away_s": back_at - killed_at}}
         stage.say(f"the daemon is back after {back_at - killed_at:.1f} s; waiting for the shorter tasks")
         server.wait([ids[name] for name, _ in SHORT], stage.until)
         found["mps"] = _kill_mps(stage, server, ids)
@@ -108,15 +100,6 @@ def _environ(pid: int) -> dict[str, str]:
     return dict(pair.decode(errors="replace").split("=", 1) for pair in pairs if b"=" in pair)
 
 
-def _now(server: Server, ids: dict[str, int]) -> Before:
-    views = {name: server.show(task) for name, task in ids.items()}
-    return Before(
-        pids={name: view.attempts[-1].pid for name, view in views.items()},
-        steps={name: _steps(server, name) for name in ids},
-        mps=_mps(server, list(ids)),
-    )
-
-
 def _mps(server: Server, names: Sequence[str]) -> tuple[MpsProcess, ...]:
     """Found through the tasks' own environment, so that nothing of CARMA's own is believed."""
     pipes: set[str] = set()
@@ -141,28 +124,30 @@ def _restart(stage: Stage, server: Server) -> tuple[float, float]:
     return killed_at, time.time()
 
 
-def _adopted(server: Server, ids: dict[str, int], before: Before, killed_at: float, back_at: float) -> dict[str, Any]:
+def _adopted(
+    server: Server, ids: dict[str, int], before: dict[str, tuple[int | None, int]], mps: Sequence[MpsProcess]
+) -> dict[str, Any]:
+    """`before`: pid and steps of each task, and `mps` the MPS processes, when the daemon was killed."""
     rows = []
-    for name, task in ids.items():
-        view = server.show(task)
+    for name, (pid, steps) in before.items():
+        view = server.show(ids[name])
         rows.append(
             {
                 "name": name,
                 "state_after": view.state,
-                "pid_before": before.pids[name],
+                "pid_before": pid,
                 "pid_after": view.attempts[-1].pid,
-                "steps_before": before.steps[name],
+                "steps_before": steps,
                 "steps_after": _steps(server, name),
                 "attempts": len(view.attempts),
-                "kept": _kept(view, before.pids[name]),
+                "kept": _kept(view, pid),
             }
         )
-    control = {process.pid for process in before.mps if process.kind == "control"}
+    control = {process.pid for process in mps if process.kind == "control"}
     there = {process.pid for process in _mps(server, list(ids))}
     return {
-        "away_s": back_at - killed_at,
         "tasks": rows,
-        "mps_before": [process._asdict() for process in before.mps],
+        "mps_before": [process._asdict() for process in mps],
         "mps_control_kept": control <= there if control else None,
     }
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,16 +37,16 @@ class Options(Record, frozen=True, kw_only=True):
     table: str = "lab/results/h200/interference-mps.json"  # each workload alone, for comparison; may be missing
 
 
+@dataclass
 class Stage:
     """One part's share of the time."""
 
-    def __init__(self, name: str, options: Options, gpu_memory_mib: int, began: float, until: float) -> None:
-        self.name = name
-        self.options = options
-        self.gpu_memory_mib = gpu_memory_mib  # of the first GPU
-        self.until = until  # monotonic
-        self._began = began
-        self._said_at = float("-inf")
+    name: str
+    options: Options
+    gpu_memory_mib: int  # of the first GPU
+    began: float  # of the trial, as `until`
+    until: float  # monotonic
+    said_at: float = float("-inf")
 
     @property
     def left_s(self) -> float:
@@ -63,9 +64,9 @@ class Stage:
     def say(self, text: str, every_s: float = 0.0) -> None:
         """With the seconds since the trial began; not more often than asked."""
         now = time.monotonic()
-        if now - self._said_at >= every_s:
-            self._said_at = now
-            print(f"[{now - self._began:5.0f} s] {self.name}: {text}", flush=True)
+        if now - self.said_at >= every_s:
+            self.said_at = now
+            print(f"[{now - self.began:5.0f} s] {self.name}: {text}", flush=True)
 
 
 T = TypeVar("T")

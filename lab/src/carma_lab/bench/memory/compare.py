@@ -18,17 +18,8 @@ from carma.paths import find_paths
 from carma.trial.cards import DEFAULT, as_gpu, find_card, unknown_card
 from carma_lab.bench.machine import Machine, facts
 from carma_lab.bench.memory import comparison_file as written
-from carma_lab.bench.memory import published18
-from carma_lab.bench.memory.figures import (
-    Row,
-    Summary,
-    by_estimator,
-    by_family,
-    by_network,
-    left_out_bounds,
-    refusals,
-    summarise,
-)
+from carma_lab.bench.memory import figures, published18
+from carma_lab.bench.memory.figures import Row, Summary
 from carma_lab.bench.memory.measured import Head, Measured, drawn, read_truth
 from carma_lab.bench.memory.queries import BEST, Asker, ClosingTrials, Folds, chosen_estimators, own_trials
 from carma_lab.bench.memory.truth import Interpreter, find_interpreter
@@ -80,15 +71,8 @@ class Study:
 
     def compare(self) -> written.Comparison:
         """Asks about every run. What was found so far is in the file at any time; Ctrl-C ends it in good order."""
-        asker = Asker(
-            self._trials,
-            self._rules,
-            self._gpu,
-            self._names,
-            python=self._interpreter.path,
-            script=published18.SCRIPT if self._options.published18 else "case.py",
-            folds=self._folds,
-        )
+        script = published18.SCRIPT if self._options.published18 else "case.py"
+        asker = Asker(self._trials, self._rules, self._gpu, self._names, self._interpreter.path, script, self._folds)
         rows: list[Row] = []
         saved_s = time.monotonic()
         try:
@@ -108,7 +92,7 @@ class Study:
         level = self._rules.memory.level
         ours = [row for row in rows if row.estimator == BEST]
         # Bounds rest on runs that we measured, and the published ones are others: nothing is to be left out.
-        judged = () if self._options.published18 else left_out_bounds(ours, level)
+        judged = () if self._options.published18 else figures.left_out_bounds(ours, level)
         shown = [*(judged or ours), *(row for row in rows if row.estimator != BEST)]
         return written.Comparison(
             command=command_of("estimators", replace(self._options, python=self._interpreter.path)),
@@ -121,10 +105,10 @@ class Study:
             whole=len({row.case for row in rows}) == len(self._runs),
             versions=self._interpreter.versions,
             machine=self._machine,
-            estimators=(*_parts(judged), *by_estimator(shown)),
-            families=by_family(judged),
-            networks=by_network(shown),
-            refusals=refusals(shown),
+            estimators=(*_parts(judged), *figures.by_estimator(shown)),
+            families=figures.by_family(judged),
+            networks=figures.by_network(shown),
+            refusals=figures.refusals(shown),
             published=_published(rows) if self._options.published18 else (),
             rows=tuple(rows),
             judged=judged,
@@ -155,7 +139,7 @@ def _parts(judged: Sequence[Row]) -> tuple[Summary, ...]:
     new = [row for row in judged if not row.is_known and row.refused is None]
     if not known or not new:
         return ()
-    return (summarise(f"{BEST}, unseen", new), summarise(f"{BEST}, learnt from", known))
+    return (figures.summarise(f"{BEST}, unseen", new), figures.summarise(f"{BEST}, learnt from", known))
 
 
 def _truth(options: Options) -> tuple[Head, tuple[Measured, ...], str]:

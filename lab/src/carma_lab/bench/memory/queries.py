@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -97,23 +97,16 @@ def own_trials(rules: Rules, environ: Mapping[str, str]) -> TrialRuns:
     )
 
 
-class Asker:
+class Asker(NamedTuple):
     """`script` is the file in the zoo whose arguments the runs have; `python` the interpreter that has torch."""
 
-    def __init__(
-        self,
-        trials: ClosingTrials,
-        rules: Rules,
-        gpu: Gpu,
-        estimators: Sequence[str],
-        *,
-        python: str,
-        script: str = "case.py",
-        folds: Folds | None = None,
-    ) -> None:
-        self._trials, self._rules, self._gpu = trials, rules, gpu
-        self._estimators = tuple(estimators)
-        self._python, self._script, self._folds = python, script, folds
+    trials: ClosingTrials
+    rules: Rules
+    gpu: Gpu
+    estimators: Sequence[str]
+    python: str
+    script: str = "case.py"
+    folds: Folds | None = None
 
     def ask_all(self, runs: Sequence[Measured]) -> Iterator[list[Row]]:
         """The answers about each run, in their order. Broken off, it ends the trials that are under way."""
@@ -122,13 +115,13 @@ class Asker:
             yield from pool.map(self.ask, runs)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            self._trials.close()
+            self.trials.close()
             pool.shutdown()
 
     def ask(self, run: Measured) -> list[Row]:
-        shared = SharedTrial(self._trials)
-        context = Context(archive=MemoryStore(), gpus=(self._gpu,), rules=self._rules, trials=shared)
-        estimators = [make_estimator(name, context) for name in self._estimators]
+        shared = SharedTrial(self.trials)
+        context = Context(archive=MemoryStore(), gpus=(self.gpu,), rules=self.rules, trials=shared)
+        estimators = [make_estimator(name, context) for name in self.estimators]
         request = self._request(run)
         began_s = time.monotonic()
         ran = shared.run(request)
@@ -143,20 +136,20 @@ class Asker:
         """What its bound is judged by: the figure, by a model that does not know its family where there is one."""
         if row.estimator != BEST or row.refused is not None or isinstance(ran, NoEstimate):
             return row
-        other = self._folds.workspaces(row.family) if self._folds is not None else None
+        other = self.folds.workspaces(row.family) if self.folds is not None else None
         found = figure(ran, request, constants.folders(os.environ), other)
         return replace(
             row,
             replayed_mib=found.footprint_bytes / MIB,
             spread=found.spread,
             group=found.group,
-            fold="" if self._folds is None or other is None else self._folds.name(row.family),
+            fold="" if self.folds is None or other is None else self.folds.name(row.family),
         )
 
     def _request(self, run: Measured) -> EstimateRequest:
-        command = (self._python, str(ZOO / self._script), *run.argv)
+        command = (self.python, str(ZOO / self.script), *run.argv)
         spec = TaskSpec(command=command, directory=str(ZOO), environment=dict(os.environ))
-        return EstimateRequest(task=TaskId(0), owner=_owner(), spec=spec, gpus=(self._gpu,))
+        return EstimateRequest(task=TaskId(0), owner=_owner(), spec=spec, gpus=(self.gpu,))
 
 
 def network_of(described: Described | NoEstimate) -> str:

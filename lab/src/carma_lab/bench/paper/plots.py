@@ -14,37 +14,17 @@ BARS = (("makespan", "makespan"), ("completion", "mean completion"), ("run", "me
 
 
 def pictures(parts: Mapping[str, Any]) -> list[Picture]:
-    """One for each part that has one."""
-    makers: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
-        "curves": (
-            "paper-curves",
-            "Makespan over mean run time: goodput's curve over the slowdown cap, every baseline's point, the limit",
-            curves,
-        ),
-        "tables": (
-            "paper-bars",
-            "Makespan, completion, run time and energy of each variant, exclusive GPUs = 1; published: black lines",
-            bars,
-        ),
-        "seeds": (
-            "paper-seeds",
-            "Makespan over seeds with the measured spread of true rates: mean, p5 to p95, least and most",
-            seeds,
-        ),
-        "philly": (
-            "paper-philly",
-            "Makespan on windows of the Philly trace, a point for each window, and the limit",
-            philly,
-        ),
-    }
+    """One for each part that has one. The docstring of the function that draws it is the caption."""
+    makers: dict[str, Callable[[Any], Any]] = {"curves": curves, "tables": bars, "seeds": seeds, "philly": philly}
     return [
-        Picture(name, about, functools.partial(make, parts[part]))
-        for part, (name, about, make) in makers.items()
+        Picture(f"paper-{make.__name__}", make.__doc__ or "", functools.partial(make, parts[part]))
+        for part, make in makers.items()
         if part in parts
     ]
 
 
 def curves(part: Any) -> Any:
+    """Makespan over mean run time: goodput's curve over the slowdown cap, every baseline's point, the limit"""
     traces = part["traces"]
     drawn = figure(10.0, 1.2 + 3.4 * ((len(traces) + 1) // 2))
     every = drawn.subplots((len(traces) + 1) // 2, 2 if len(traces) > 1 else 1, squeeze=False).ravel()
@@ -81,6 +61,7 @@ def _curve(axes: Any, one: Any) -> None:
 
 
 def bars(part: Any) -> Any:
+    """Makespan, completion, run time and energy of each variant, exclusive GPUs = 1; published: black lines"""
     drawn = figure(10.0, 9.0)
     groups = {one["group"] for one in part["variants"]}
     compared = "published" if "published" in groups else "baselines"
@@ -108,6 +89,7 @@ def bars(part: Any) -> Any:
 
 
 def seeds(part: Any) -> Any:
+    """Makespan over seeds with the measured spread of true rates: mean, p5 to p95, least and most"""
     drawn = figure(8.0, 4.0)
     axes = drawn.subplots()
     group = part["groups"][0]
@@ -130,6 +112,7 @@ def seeds(part: Any) -> Any:
 
 
 def philly(part: Any) -> Any:
+    """Makespan on windows of the Philly trace, a point for each window, and the limit"""
     drawn = figure(1.5 + 3.2 * len(part["sizes"]), 4.6)
     every = drawn.subplots(1, len(part["sizes"]), sharey=True, squeeze=False)[0]
     for axes, size in zip(every, part["sizes"], strict=True):

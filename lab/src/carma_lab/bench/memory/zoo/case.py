@@ -13,7 +13,16 @@ import importlib
 import sys
 from typing import Any
 
-OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adamw-fused", "adamw-loop", "rmsprop", "adagrad")
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sgd": ("SGD", {"lr": 1e-3}),
+    "momentum": ("SGD", {"lr": 1e-3, "momentum": 0.9, "weight_decay": 1e-4}),
+    "adam": ("Adam", {"lr": 1e-4}),
+    "adamw": ("AdamW", {"lr": 1e-4}),
+    "adamw-fused": ("AdamW", {"lr": 1e-4, "fused": True}),
+    "adamw-loop": ("AdamW", {"lr": 1e-4, "foreach": False}),
+    "rmsprop": ("RMSprop", {"lr": 1e-4}),
+    "adagrad": ("Adagrad", {"lr": 1e-3}),
+}
 PRECISIONS = ("fp32", "strict", "tf32", "bf16-amp", "fp16-amp", "bf16")
 OWN = ("models_own_conv", "models_own_image", "models_own_sequence", "models_own_attention", "models_own_table")
 
@@ -58,23 +67,8 @@ def make(name: str, args: argparse.Namespace) -> tuple[Any, Any, Any]:
 def make_optimizer(name: str, parameters: list[Any]) -> Any:
     import torch
 
-    match name:
-        case "sgd":
-            return torch.optim.SGD(parameters, lr=1e-3)
-        case "momentum":
-            return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, weight_decay=1e-4)
-        case "adam":
-            return torch.optim.Adam(parameters, lr=1e-4)
-        case "adamw-fused":
-            return torch.optim.AdamW(parameters, lr=1e-4, fused=True)
-        case "adamw-loop":
-            return torch.optim.AdamW(parameters, lr=1e-4, foreach=False)
-        case "rmsprop":
-            return torch.optim.RMSprop(parameters, lr=1e-4)
-        case "adagrad":
-            return torch.optim.Adagrad(parameters, lr=1e-3)
-        case _:
-            return torch.optim.AdamW(parameters, lr=1e-4)
+    kind, settings = OPTIMIZERS[name]
+    return getattr(torch.optim, kind)(parameters, **settings)
 
 
 def set_precision(precision: str) -> None:
