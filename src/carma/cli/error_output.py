@@ -34,14 +34,9 @@ class _ClosedStream(io.BytesIO):
         return len(data)
 
 
-def _closed(stream: TextIO) -> _ClosedStream | None:
-    buffer = getattr(stream, "buffer", None)
-    return buffer if isinstance(buffer, _ClosedStream) else None
-
-
 def is_closed(stream: TextIO) -> bool:
     """Whether the stream was closed at the start."""
-    return _closed(stream) is not None
+    return isinstance(getattr(stream, "buffer", None), _ClosedStream)
 
 
 def _prepare_streams() -> None:
@@ -60,8 +55,7 @@ def guarded(call: Callable[[], Any]) -> int:
     try:
         code = int(call() or 0)
         sys.stdout.flush()
-        closed = _closed(sys.stdout)
-        return code or int(closed is not None and closed.was_used)
+        return code or int(getattr(getattr(sys.stdout, "buffer", None), "was_used", False))
     except BrokenPipeError:  # `carma queue | head`; without this the interpreter would report it at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE

@@ -26,10 +26,7 @@ class ExitRecord(msgspec.Struct, frozen=True):
     signal: int | None = None
     message: str = ""  # why it did not start
     start_timeout_s: float | None = None  # it did not start within this time
-    duration_s: float = 0.0
     oom_kills: int | None = None  # by the kernel, in the same cgroup, while it ran
-    pid: int | None = None
-    started_at: float | None = None
     stdout_tail: str | None = None  # the end of an output file that the submitter named; None for CARMA's own
     stderr_tail: str | None = None
 

@@ -119,8 +119,6 @@ class SupervisedAttempt:
         self.path = path
         self.order = order
         self.oom_kills_before = oom_kills()
-        self.started_s = time.monotonic()
-        self.started_at: float | None = None
         self.pid = 0
         self.limits: list[OutputLimit] = []
         self.readers: dict[str, tuple[int, int]] = {}  # stream -> descriptor, size at the start
@@ -222,12 +220,11 @@ class SupervisedAttempt:
         """Called before the permission to execute: every command that runs is on record. The request to stop is looked
         for after that; ProcessLauncher.signal writes it before it looks for this record. One of the two sees the
         other."""
-        self.started_at = time.time()
         record = {
             "pid": self.pid,
             "start_ticks": start_ticks(self.pid),
             "runner": own_identity(),
-            "started_at": self.started_at,
+            "started_at": time.time(),
             "token": self.order["token"],
         }
         if not records.write_patiently(self.path + records.STARTED, record, RECORD_START_LIMIT_S):
@@ -302,10 +299,7 @@ class SupervisedAttempt:
         before, after = self.oom_kills_before, oom_kills()
         record: dict[str, Any] = {
             "ended_at": time.time(),
-            "duration_s": time.monotonic() - self.started_s,
             "oom_kills": after - before if after is not None and before is not None else None,
-            "pid": self.pid if self.started_at is not None else None,
-            "started_at": self.started_at,
             **ending,
         }
         if tails and records.write_patiently(self.path + records.EXIT, {**record, **tails}, 0.0):

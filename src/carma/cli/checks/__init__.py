@@ -31,12 +31,6 @@ CHECKS: tuple[Check, ...] = (
     sharing_checks.trials,
     sharing_checks.permissions,
 )
-_LIMITING: tuple[Check, ...] = (
-    gpu_checks.activity,
-    sharing_checks.mps,
-    sharing_checks.task_cgroups,
-    sharing_checks.trials,
-)
 
 
 def run_all(facts: DoctorFacts | None = None) -> list[Finding]:
@@ -47,8 +41,7 @@ def run_all(facts: DoctorFacts | None = None) -> list[Finding]:
 
 def limitations(facts: DoctorFacts) -> list[str]:
     """What the server cannot do, and the consequence, in one line each."""
-    found = (_finding(check, facts) for check in _LIMITING)
-    return [finding.limitation for finding in found if finding is not None and finding.limitation]
+    return [finding.limitation for finding in run_all(facts) if finding.limitation]
 
 
 def _finding(check: Check, facts: DoctorFacts) -> Finding | None:
