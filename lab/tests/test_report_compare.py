@@ -6,7 +6,7 @@ import pytest
 
 from carma.errors import Usage
 from carma_lab.reports.compare import compare, geo_mean, variants
-from carma_lab.reports.compare_tables import changes, overall, side_by_side
+from carma_lab.reports.pages import changes, overall, side_by_side
 from carma_lab.runs.record import Run
 from lab_fixtures.recorded_runs import about, run, task
 

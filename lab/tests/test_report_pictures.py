@@ -11,12 +11,10 @@ from xml.etree import ElementTree
 import pytest
 
 from carma.errors import Refused, Usage
-from carma_lab.reports import compare_pictures, compare_tables, pictures
-from carma_lab.reports import html_page as page
+from carma_lab.reports import compare_pictures, pages, pictures
 from carma_lab.reports.compare import compare
 from carma_lab.reports.drawing import inline, save, span_unit, styled
 from carma_lab.reports.gantt import bars, gantt
-from carma_lab.reports.run_tables import run_page
 from carma_lab.reports.summary import summary
 from carma_lab.runs.figures import Ran
 from carma_lab.runs.record import Run
@@ -93,7 +91,7 @@ def test_time_is_marked_in_what_fits() -> None:
 
 
 def test_a_page_is_whole_and_follows_the_readers_colours() -> None:
-    text = run_page(summary(SMALL), pictures.pictures(SMALL))
+    text = pages.run_page(summary(SMALL), pictures.pictures(SMALL))
     assert text.count("<svg") == 3
     assert "prefers-color-scheme: dark" in text
     assert "currentColor" in text
@@ -102,7 +100,7 @@ def test_a_page_is_whole_and_follows_the_readers_colours() -> None:
     assert "<b>ben</b>" not in text
     assert "&lt;b&gt;ben&lt;/b&gt;" in text
     assert "<td>out of memory</td>" in text
-    assert run_page(summary(SMALL), pictures.pictures(SMALL)) == text
+    assert pages.run_page(summary(SMALL), pictures.pictures(SMALL)) == text
 
 
 def test_pictures_in_a_page_share_no_names_but_those_of_equal_things() -> None:
@@ -127,7 +125,7 @@ def test_a_comparison_has_bars_and_a_cloud(tmp_path: Path) -> None:
     assert sorted(round(patch.get_height(), 3) for patch in first.patches) == [0.667, 0.764, 0.875, 1.0, 1.0, 1.0]
     assert [tick.get_text() for tick in last.get_xticklabels()] == ["a", "b", "geo-mean"]
     assert cloud.get_xlabel() == "makespan (one = 1)"
-    text = compare_tables.comparison_page(found, compare_pictures.pictures(found))
+    text = pages.comparison_page(found, compare_pictures.pictures(found))
     assert text.count("<svg") == 2
     assert "<h1>one and two</h1>" in text
 
@@ -162,4 +160,4 @@ def test_a_file_where_a_directory_is_wanted_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Usage, match="cannot be made"):
         save(pictures.pictures(SMALL), tmp_path / "file" / "below")
     with pytest.raises(Refused, match="cannot be written"):
-        page.write_text("", tmp_path / "file" / "page.html")
+        pages.write_text("", tmp_path / "file" / "page.html")

@@ -15,12 +15,11 @@ from gpumemnet.summaries.module_tree import Node
 from gpumemnet.summaries.shapes import (
     Shape,
     changes_shape,
-    channels_taken,
-    features_taken,
     is_convolution,
     is_whole_pool,
     keeps_channels,
     places_of,
+    taken,
 )
 
 TRANSPARENT = ("ModuleList", "ModuleDict")  # never called themselves: their modules belong to the surrounding block
@@ -238,7 +237,7 @@ def wanted_by(nodes: Sequence[Node]) -> Wanted:
     for node in nodes:
         for leaf in leaves(node):
             try:
-                channels, features = channels_taken(leaf.kind, leaf.printed), features_taken(leaf.kind, leaf.printed)
+                channels, features = taken(leaf.kind, leaf.printed)
             except _CANNOT:
                 return (None, None)
             if channels is not None or features:

@@ -27,8 +27,6 @@ from gpumemnet.summaries.shapes import (
     Last,
     Shape,
     changes_shape,
-    channels_taken,
-    features_taken,
     has_channels,
     is_pool,
     keeps_channels,
@@ -36,6 +34,7 @@ from gpumemnet.summaries.shapes import (
     places_of,
     show,
     steps_of,
+    taken,
     turned_first,
 )
 from gpumemnet.summaries.text import SHAPES, bad, counted
@@ -149,8 +148,7 @@ class ShapeInference:
         pooled = False
         for leaf in blocks.leaves(node):
             try:
-                channels = channels_taken(leaf.kind, leaf.printed)
-                features = features_taken(leaf.kind, leaf.printed)
+                channels, features = taken(leaf.kind, leaf.printed)
             except _CANNOT:
                 break
             if channels is not None:
@@ -234,10 +232,9 @@ class ShapeInference:
 
     def _fed(self, node: Node) -> Shape:
         """The input of the module."""
-        channels = channels_taken(node.kind, node.printed)
+        channels, features = taken(node.kind, node.printed)
         if channels is not None:
             return self._feed(self._with_channels(node, channels))
-        features = features_taken(node.kind, node.printed)
         if features:
             return self._feed(self._with_features(node, features))
         places = places_of(node.kind)

@@ -41,16 +41,13 @@ def _sizes(text: str) -> Shape:
     return tuple(integers(text))
 
 
-def channels_taken(kind: str, printed: Printed) -> int | None:
-    """The first size of the module's input; None if any fits."""
-    key = _channels_key(kind)
-    return None if key is None else _sizes(printed[key])[0]
-
-
-def features_taken(kind: str, printed: Printed) -> Shape | None:
-    """The last sizes of the module's input; None if any fit."""
-    key = _features_key(kind)
-    return None if key is None else _sizes(printed[key])
+def taken(kind: str, printed: Printed) -> tuple[int | None, Shape | None]:
+    """The first size of the module's input (channels), or its last sizes (features); None if any fit."""
+    channels, features = _channels_key(kind), _features_key(kind)
+    return (
+        None if channels is None else _sizes(printed[channels])[0],
+        None if features is None else _sizes(printed[features]),
+    )
 
 
 @lru_cache(NAMES_CACHED)

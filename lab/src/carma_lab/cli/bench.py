@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,75 +59,75 @@ def _limit(function: Function) -> Function:
     return click.option("--limit", "limit_s", type=Parsed("TIME", _all_of_it), default="900s", help=about)(function)
 
 
+def _study(name: str, module: str, examples: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """A verb that passes its options to the `run` of a module, which is imported only when used."""
+
+    def decorate(documented: Callable[..., Any]) -> click.Command:
+        @functools.wraps(documented)
+        def run(**flags: Any) -> Any:
+            study = importlib.import_module(f"carma_lab.bench.{module}")
+            return study.run(study.Options(**flags))
+
+        return command.command(name, cls=Verb, examples=examples)(run)
+
+    return decorate
+
+
 @click.group("bench", cls=VerbGroup, examples="carma bench daemon --quick\ncarma bench collocation")
 def command() -> None:
     """Measure CARMA. `crash` and `gpu` fail if CARMA breaks a guarantee; all others only print figures."""
 
 
-@command.command("daemon", cls=Verb, examples="carma bench daemon --quick\ncarma bench daemon --out figures.json")
+@_study("daemon", "daemon", "carma bench daemon --quick\ncarma bench daemon --out figures.json")
 @_figures()
 @click.option("--quick", is_flag=True, help="Fewer repetitions: under a minute.")
-def daemon(**flags: Any) -> int:
+def daemon() -> None:
     """Daemon: submissions, latency, decisions, processor time."""
-    from carma_lab.bench import daemon as daemonbench
-
-    return daemonbench.run(daemonbench.Options(**flags))
 
 
-@command.command(
-    "crash", cls=Verb, examples="carma bench crash\ncarma bench crash --kills 50 --seed 7 --out crash.json"
-)
+@_study("crash", "crash.study", "carma bench crash\ncarma bench crash --kills 50 --seed 7 --out crash.json")
 @click.option("--out", "json", metavar="FILE", help=FIGURES)
 @click.option("--kills", type=whole(1, 100_000), default=1000, help="Number of kills (1000).")
 @click.option("--restores", type=whole(0, 10_000), default=20, help="Times that a copy replaces the database (20).")
 @click.option("--seed", type=whole(0), default=1, help="Seed of the choice of kills and moments (1).")
-def crash(**flags: Any) -> int:
+def crash() -> None:
     """Kill daemon, runners and tasks at random moments.
 
     A private daemon on virtual GPUs, with a stream of submissions and copies of its database. Fails if an
     acknowledged task is lost, run twice or stuck.
     """
-    from carma_lab.bench.crash import study
-
-    return study.run(study.Options(**flags))
 
 
-@command.command("soak", cls=Verb, examples="carma bench soak\ncarma bench soak --tasks 1500 --out soak.json")
+@_study("soak", "soak", "carma bench soak\ncarma bench soak --tasks 1500 --out soak.json")
 @click.option("--out", "json", metavar="FILE", help=FIGURES)
 @click.option("--tasks", type=whole(100, 1_000_000), default=10_000, help="Number of tasks (10000).")
 @click.option(
     "--retention", "retention_s", type=number(0, 86_400), default=240.0,
     help="Time for the removal of old tasks, in seconds (240).",
 )  # fmt: skip
-def soak(**flags: Any) -> int:
+def soak() -> None:
     """Many tasks through one daemon: memory, files, latency.
 
     Figures at the beginning, at the end, and after the removal of all finished tasks. A private daemon on virtual GPUs;
     as root with several users.
     """
-    from carma_lab.bench import soak as study
-
-    return study.run(study.Options(**flags))
 
 
-@command.command("sampler", cls=Verb, examples="carma bench sampler --seconds 20\ncarma bench sampler --out cost.json")
+@_study("sampler", "sampler", "carma bench sampler --seconds 20\ncarma bench sampler --out cost.json")
 @_figures()
 @click.option("--seconds", type=number(1, 3600), default=60.0, help="Duration of the sampling, in seconds (60).")
 @click.option("--gpus", type=whole(1, 64), default=8, help="Number of GPUs; fewer cards are read several times (8).")
-def sampler(**flags: Any) -> int:
+def sampler() -> None:
     """Processor time of GPU sampling.
 
     Full samples, memory samples, and each NVML call. Needs a GPU.
     """
-    from carma_lab.bench import sampler as samplerbench
-
-    return samplerbench.run(samplerbench.Options(**flags))
 
 
-@command.command(
+@_study(
     "interference",
-    cls=Verb,
-    examples=(
+    "gpu.interference",
+    (
         "carma bench interference\n"
         "carma bench interference --mechanism timeslice --pairs 50 --triples 0 --quadruples 0\n"
         "carma bench interference --percent 25,50,75 --pairs 0 --triples 0 --quadruples 0"
@@ -146,23 +148,26 @@ def sampler(**flags: Any) -> int:
 @click.option("--gpu", metavar="GPU", help="Index or UUID of the GPU (default: the first).")
 @_limit
 @_figures("File for the table (interference.json).", default="interference.json")
-def interference(**flags: Any) -> int:
+def interference() -> None:
     """How tasks on one GPU slow each other down.
 
     25 training tasks, each alone, and in pairs, triples and quadruples. Needs a GPU without other work, and torch.
     """
-    from carma_lab.bench.gpu import interference as study
-
-    return study.run(study.Options(**flags))
 
 
-@command.command(
+@_study(
     "collocation",
-    cls=Verb,
-    examples="carma bench collocation\ncarma bench collocation --redraw lab/results/h200/collocation.json",
+    "gpu.collocation",
+    "carma bench collocation\ncarma bench collocation --redraw lab/results/h200/collocation.json",
 )
 @click.option("--copies", type=whole(1, 64), default=8, help="Largest number of copies (8).")
-@click.option("--task", type=click.Choice(["small", "large"]), multiple=True, help="Only this task (default: both).")
+@click.option(
+    "--task",
+    type=click.Choice(["small", "large"]),
+    multiple=True,
+    default=("small", "large"),
+    help="Only this task (default: both).",
+)
 @click.option(
     "--mechanism",
     type=click.Choice(["timeslice", "mps", "mig"]),
@@ -175,22 +180,18 @@ def interference(**flags: Any) -> int:
 @_figures("File for the figures (collocation.json).", default="collocation.json")
 @click.option("--plot", metavar="FILE", help="File for the picture (default: a PNG in the directory of --out).")
 @click.option("--redraw", metavar="FILE", help="Table and picture of this earlier result; measure nothing.")
-def collocation(**flags: Any) -> int:
+def collocation() -> None:
     """Throughput of 1 to 8 copies of a task on one GPU.
 
     A small and a large training task, time-sliced, under MPS and on MIG instances: throughput, activity and energy,
     with the published figures. Needs a GPU without other work, and torch.
     """
-    from carma_lab.bench.gpu import collocation as study
-
-    flags["task"] = flags["task"] or ("small", "large")
-    return study.run(study.Options(**flags))
 
 
-@command.command(
+@_study(
     "gpu",
-    cls=Verb,
-    examples="carma bench gpu --out lab/results/h200\ncarma bench gpu --virtual --only oom --limit 2m",
+    "gpu.trial",
+    "carma bench gpu --out lab/results/h200\ncarma bench gpu --virtual --only oom --limit 2m",
 )
 @click.option("--out", metavar="DIR", default=".", help="Directory for the JSON files (default: the current one).")
 @click.option(
@@ -204,21 +205,18 @@ def collocation(**flags: Any) -> int:
     "--rungs", type=names(RUNGS), default=(), help=f"Only these protections of the part oom: {', '.join(RUNGS)}."
 )
 @click.option("--virtual", is_flag=True, help="Use virtual GPUs: no card and no torch needed.")
-def gpu(**flags: Any) -> int:
+def gpu() -> None:
     """A private daemon on real GPUs: tasks, OOMs, restarts.
 
     Driven by the command line, as a user would. Fails if a guarantee is broken, or if the time was too short to show
     it.
     """
-    from carma_lab.bench.gpu import trial
-
-    return trial.run(trial.Options(**flags))
 
 
-@command.command(
+@_study(
     "memory-truth",
-    cls=Verb,
-    examples="carma bench memory-truth truth\ncarma bench memory-truth truth --python .venv/bin/python --first 50",
+    "memory.truth",
+    "carma bench memory-truth truth\ncarma bench memory-truth truth --python .venv/bin/python --first 50",
 )
 @click.argument("out", metavar="OUT")
 @click.option("--python", metavar="PATH", help="Interpreter with torch (python3).")
@@ -230,23 +228,20 @@ def gpu(**flags: Any) -> int:
     default="540s",
     help="No run starts after this time (540s).",
 )
-@click.option("--first", type=whole(1), default=None, help="Maximum number of runs (all).")
+@click.option("--first", type=whole(1), default=0, help="Maximum number of runs (all).")
 @click.option("--seed", type=whole(0), default=0, help="Seed of the order of the runs (0).")
-def memory_truth(first: int | None, **flags: Any) -> int:
+def memory_truth() -> None:
     """Measured memory of about 680 training runs.
 
     Each run in its own process, with peak allocated, reserved and footprint. Rows go to OUT/truth.jsonl; a second call
     continues with the missing runs. Needs a GPU without other work, and torch, torchvision and transformers.
     """
-    from carma_lab.bench.memory import truth
-
-    return truth.run(truth.Options(first=first or 0, **flags))
 
 
-@command.command(
+@_study(
     "estimators",
-    cls=Verb,
-    examples=(
+    "memory.compare",
+    (
         "carma bench estimators lab/results/h200/memory/truth.jsonl --python .venv/bin/python --first 40\n"
         "carma bench estimators truth/truth.jsonl --estimators trace,horus --out mine.json\n"
         "carma bench estimators --published18\n"
@@ -256,7 +251,7 @@ def memory_truth(first: int | None, **flags: Any) -> int:
 @click.argument("truth", metavar="[TRUTH]", required=False)
 @click.option("--python", metavar="PATH", help="Interpreter with torch; a CPU build is enough (python3).")
 @click.option("--estimators", type=NAMES, default=("all",), help="Only these estimators: trace,horus (all).")
-@click.option("--first", type=whole(1), default=None, help="Maximum number of runs (all).")
+@click.option("--first", type=whole(1), default=0, help="Maximum number of runs (all).")
 @click.option("--seed", type=whole(0), default=0, help="Seed of the order of the runs (0).")
 @click.option(
     "--out", metavar="FILE", default="estimators.json", help="File for every answer, as JSON (estimators.json)."
@@ -269,29 +264,23 @@ def memory_truth(first: int | None, **flags: Any) -> int:
     "--folds", metavar="DIR", help="Directory of workspace models that were each fitted without some families."
 )
 @click.option("--redraw", metavar="FILE", help="Tables of this earlier result; run nothing.")
-def estimators(first: int | None, **flags: Any) -> int:
+def estimators() -> None:
     """Estimators against measured runs: errors, bounds, time.
 
     TRUTH is a file of `carma bench memory-truth`. Each script has one trial run for all estimators, two scripts in
     parallel. The bounds of a family use the errors of all other families. Needs no GPU.
     """
-    from carma_lab.bench.memory import compare
-
-    return compare.run(compare.Options(first=first or 0, **flags))
 
 
-@command.command("gpumemnet", cls=Verb, examples="carma bench gpumemnet\ncarma bench gpumemnet --out speed.json")
+@_study("gpumemnet", "gpumemnet", "carma bench gpumemnet\ncarma bench gpumemnet --out speed.json")
 @click.option("--out", metavar="FILE", help=FIGURES)
 @click.option("--runs", type=whole(1), default=400, help="Repetitions of each part, after twenty warm-up runs (400).")
 @click.option("--models", metavar="DIR", help="Models that carma train wrote (default: those of CARMA).")
-def gpumemnet(**flags: Any) -> int:
+def gpumemnet() -> None:
     """Time of GPUMemNet: reading a model summary, one inference.
 
     Median and p95 of one sample at a time, with the published times. Needs neither a GPU nor torch.
     """
-    from carma_lab.bench import gpumemnet as study
-
-    return study.run(study.Options(**flags))
 
 
 @command.command(

@@ -34,7 +34,7 @@ def command(files: tuple[Path, ...], output: ReportOutput) -> None:
     """
     from carma_lab.reports.compare import compare
     from carma_lab.reports.compare_pictures import NAMES, pictures
-    from carma_lab.reports.compare_tables import comparison_page
+    from carma_lab.reports.pages import comparison_page
     from carma_lab.runs.record import read
 
     if len(files) < 2:
@@ -47,7 +47,7 @@ def command(files: tuple[Path, ...], output: ReportOutput) -> None:
 
 def _show(found: Comparison) -> None:
     from carma.cli.output import Column, print_facts, print_table
-    from carma_lab.reports.compare_tables import CHANGES, changes, overall, side_by_side
+    from carma_lab.reports.pages import CHANGES, changes, overall, side_by_side
 
     tables = [side_by_side(found, trace) for trace in found.traces]
     if len(found.traces) > 1:

@@ -47,7 +47,7 @@ class ReportOutput(NamedTuple):
 
             written += save(pictures, self.out)
         if self.html is not None:
-            from carma_lab.reports.html_page import write_text
+            from carma_lab.reports.pages import write_text
 
             written.append(write_text(page(), self.html))
         if self.as_json:

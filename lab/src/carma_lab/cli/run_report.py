@@ -67,8 +67,8 @@ def _of_server(since: str | None, trace: str | None, save: str | None) -> Run:
 
 def _report(run: Run, output: ReportOutput) -> None:
     from carma_lab.cli.run_view import show
+    from carma_lab.reports.pages import run_page
     from carma_lab.reports.pictures import pictures
-    from carma_lab.reports.run_tables import run_page
     from carma_lab.reports.summary import summary
 
     found, drawn = summary(run), pictures(run)

@@ -9,8 +9,7 @@ from carma.cli.output import Column, heading, print_facts, print_table
 from carma.cli.wording import gpu_hours, percent
 from carma.core.model.units import show_j, show_mib, show_s
 from carma_lab.reports.figure_list import conditions, title
-from carma_lab.reports.html_page import Table
-from carma_lab.reports.run_tables import jain_indices, spreads, users
+from carma_lab.reports.pages import Table, jain_indices, spreads, users
 from carma_lab.reports.summary import Summary, thinned
 from carma_lab.runs.record import Point
 

@@ -14,7 +14,7 @@ bound. They are improved in steps: increased for tasks that would wait, decrease
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from heapq import heappop, heappush
 
 import numpy as np
@@ -55,7 +55,9 @@ def mean_busy_s(release_s: Floats, sizes: Floats, weights: Floats) -> Floats:
     now, place = 0.0, 0
     while queue or place < len(starts):
         now = now if queue else max(now, starts[place])
-        place = _arrive(queue, starts, ranks, place, now)
+        while place < len(starts) and starts[place] <= now:
+            heappush(queue, (ranks[place], place))
+            place += 1
         _, first = queue[0]
         until = min(now + left[first], starts[place] if place < len(starts) else np.inf)
         busy_s[first] += (now + until) / 2 * (until - now) / lengths[first]
@@ -64,12 +66,3 @@ def mean_busy_s(release_s: Floats, sizes: Floats, weights: Floats) -> Floats:
             heappop(queue)
         now = until
     return busy_s
-
-
-def _arrive(
-    queue: list[tuple[float, int]], starts: Sequence[float], ranks: Sequence[float], place: int, now: float
-) -> int:
-    while place < len(starts) and starts[place] <= now:
-        heappush(queue, (ranks[place], place))
-        place += 1
-    return place

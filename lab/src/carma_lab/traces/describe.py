@@ -70,11 +70,9 @@ def describe(trace: Trace) -> Described:
 
 
 def _spread(values: Sequence[float]) -> Spread:
-    least, p25, median, p75, p90, p99, most = (
-        float(value) for value in np.quantile(values, (0, 0.25, 0.5, 0.75, 0.9, 0.99, 1))
-    )
-    mean = float(np.mean(values))
-    return Spread(least=least, p25=p25, median=median, mean=mean, p75=p75, p90=p90, p99=p99, most=most)
+    shares = {"least": 0, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9, "p99": 0.99, "most": 1}
+    found = np.quantile(values, list(shares.values())).tolist()
+    return Spread(mean=float(np.mean(values)), **dict(zip(shares, found, strict=True)))
 
 
 def facts(described: Described) -> list[tuple[str, str]]:
