@@ -72,12 +72,7 @@ class Client:
         return self._ask("tasks", list[t.TaskView], user=user, state=state, limit=limit)
 
     def history(
-        self,
-        *,
-        user: str | None = None,
-        state: str | None = None,
-        limit: int | None = None,
-        since: float | None = None,
+        self, *, user: str | None = None, state: str | None = None, limit: int | None = None, since: float | None = None
     ) -> list[t.TaskView]:
         """Finished tasks, newest first. A limit above one page takes several requests; tasks that end meanwhile do not
         change the following pages."""

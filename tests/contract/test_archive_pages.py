@@ -103,7 +103,8 @@ def test_lists_leave_out_environments_and_a_single_task_is_complete(store: AnySt
     assert list(store.tasks([TaskId(2)])) == []
 
 
-def test_the_oldest_go_first_and_at_most_so_many_at_a_time(store: AnyStore) -> None:
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+def test_the_oldest_go_first_and_at_most_so_many_at_a_time(store: SqliteStore) -> None:
     archive(store, *(finished(number, at=100.0 - number) for number in range(1, 6)))
     assert list(store.prune(99.0, limit=2)) == [4, 5]
     assert list(store.prune(99.0, limit=2)) == [2, 3]
@@ -114,7 +115,8 @@ def test_the_oldest_go_first_and_at_most_so_many_at_a_time(store: AnyStore) -> N
     assert store.task(TaskId(1)) == finished(1, 99.0)
 
 
-def test_retention_leaves_what_other_tasks_have_in_common_with_removed_ones(store: AnyStore) -> None:
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+def test_retention_leaves_what_other_tasks_have_in_common_with_removed_ones(store: SqliteStore) -> None:
     waiting = Task(
         id=TaskId(3),
         owner=ALICE,

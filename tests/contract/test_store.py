@@ -309,7 +309,8 @@ def test_a_restored_task_is_no_longer_in_the_archive(store: AnyStore) -> None:
     assert store.task(TaskId(1)) == finished(1, at=11.0)
 
 
-def test_pruning_forgets_what_ended_before_and_nothing_else(store: AnyStore) -> None:
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+def test_pruning_forgets_what_ended_before_and_nothing_else(store: SqliteStore) -> None:
     store.append([submitted(1), submitted(2), submitted(3)])
     store.remember(past_run(1))
     store.save(Checkpoint(sequence=3, at=9.0, tasks=()), [finished(1, 10.0), finished(2, 20.0), finished(3, 5.0)])

@@ -47,7 +47,7 @@ def log_event(event: e.Durable, state: State) -> None:
 
 class FaultLog:
     def __init__(self) -> None:
-        self._faults: dict[GpuId, str] = {}
+        self._faults: dict[GpuId, str | None] = {}
 
     def observe(self, samples: Iterable[GpuSample], state: State) -> None:
         for sample in samples:
@@ -55,11 +55,10 @@ class FaultLog:
             if gpu is None or sample.fault == self._faults.get(sample.gpu):
                 continue
             if sample.fault is None:
-                del self._faults[sample.gpu]
                 log.info("GPU %d can be used again", gpu.index)
             else:
-                self._faults[sample.gpu] = sample.fault
                 log.info("GPU %d cannot be used: %s", gpu.index, sample.fault)
+            self._faults[sample.gpu] = sample.fault
 
 
 @dataclass

@@ -205,12 +205,7 @@ def _build(paths: Paths, loaded: LoadedSettings, store: SqliteStore) -> DaemonPa
     replayed = replay(events, sampled_every(settings.rules, settings.monitor.period_s * source.speed), policy)
     skip_used_ids(store, store, replayed.state, paths.log_dir)
     shell = Shell(
-        state=replayed.state,
-        sequence=replayed.sequence,
-        store=store,
-        clock=clock,
-        loaded=loaded,
-        paths=paths,
+        state=replayed.state, sequence=replayed.sequence, store=store, clock=clock, loaded=loaded, paths=paths
     )
     probes = Probes()
     launcher = _make_launcher(paths, loaded, source, gpus)

@@ -21,7 +21,7 @@ Place = tuple[int, str, tuple[str, ...]]  # uid, directory, command without its 
 
 
 class MemoryStore:
-    """Implements core.ports.Store and Archive, `prune` and `shrink`. Its contents survive `close`; `reopen` simulates a
+    """Implements core.ports.Store and Archive. Its contents survive `close`; `reopen` simulates a
     restart."""
 
     def __init__(self) -> None:
@@ -99,29 +99,14 @@ class MemoryStore:
 
     def page(self, query: HistoryQuery = HistoryQuery()) -> TaskPage:
         self._must_be_open()
-        found = [task for task in self._archived() if query.has(task)]
+        archived = [task for task in self._finished.values() if task.id not in self._restored and query.has(task)]
+        found = sorted(archived, key=end_of, reverse=True)
         listed = [_listed(task) for task in found[: max(0, query.limit)]]
         return TaskPage(listed, more=len(found) > len(listed) > 0)
-
-    def _archived(self) -> list[Task]:
-        """Newest end first."""
-        found = [task for task in self._finished.values() if task.id not in self._restored]
-        return sorted(found, key=end_of, reverse=True)
 
     def story(self, task: TaskId) -> Sequence[Durable]:
         self._must_be_open()
         return list(self._stories.get(task, ()))
-
-    def prune(self, ended_before: float, limit: int = 1_000) -> Sequence[TaskId]:
-        self._must_be_open()
-        old = [task.id for task in reversed(self._archived()) if end_of(task)[0] < ended_before][:limit]
-        for task in old:
-            del self._finished[task]
-            self._stories.pop(task, None)
-        return sorted(old)
-
-    def shrink(self, pages: int = 250) -> int:  # noqa: ARG002
-        return 0
 
     def remember(self, run: PastRun) -> None:
         self._must_be_open()

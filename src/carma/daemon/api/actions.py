@@ -63,12 +63,7 @@ class Actions(Handlers):
         return t.SubmitAnswer(ids=ids, note=note)
 
     async def _store_submission(
-        self,
-        request: t.SubmitRequest,
-        who: Identity,
-        spec: TaskSpec,
-        count: int,
-        resolve: Callable[[State], TaskSpec],
+        self, request: t.SubmitRequest, who: Identity, spec: TaskSpec, count: int, resolve: Callable[[State], TaskSpec]
     ) -> tuple[TaskId, ...]:
         first = self._shell.store.new_task_ids(count)
 
