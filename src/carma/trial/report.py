@@ -33,7 +33,7 @@ class TrialEvent(NamedTuple):
 class Call(Record, frozen=True, kw_only=True):
     """A call whose library may allocate memory outside of tensors: a convolution, attention, a matrix product, an RNN.
 
-    `sizes` and `numbers` are the op's own, in the order that `trace/workspaces.py` knows for each `op`.
+    `sizes` and `numbers` are the op's own, in the order that `replay/conv_shapes.py` expects for convolutions.
     """
 
     op: str  # "conv", "conv_input_grad", "conv_weight_grad", "sdpa", "sdpa_grad", "rnn", "rnn_grad", "blas", ...

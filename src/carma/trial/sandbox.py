@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from carma import procfs
 from carma.cgroups import Cgroup
 from carma.core.model.values import Owner
 from carma.trial.box import main as box_program
@@ -162,9 +163,10 @@ class Sandbox:
             process.wait(0.0 if channel.status is None else _END_S)
         with self._lock:
             self._running.discard(process)
-        if process.poll() is None and channel.first and _parent_of(channel.first) == process.pid:
-            with contextlib.suppress(OSError):
-                os.kill(channel.first, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            first = procfs.process(channel.first) if process.poll() is None and channel.first else None
+            if first is not None and first.parent == process.pid:
+                os.kill(first.pid, signal.SIGKILL)
         process.kill()
         _reap_or_abandon(process)
 
@@ -198,12 +200,6 @@ def _reap_or_abandon(process: subprocess.Popen[bytes]) -> None:
         process.wait(_END_S)
     with _abandoned_lock:
         _abandoned[:] = [other for other in (*_abandoned, process) if other.poll() is None]
-
-
-def _parent_of(pid: int) -> int:
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[1])
-    return 0
 
 
 class _Channel:
