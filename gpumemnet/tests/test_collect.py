@@ -15,11 +15,12 @@ from carma.cli import main
 from carma.errors import NoGpus, Refused, Usage
 from gpumemnet.cli.collect import command
 from gpumemnet.dataset import collect
-from gpumemnet.dataset.config import Config, write_configs
+from gpumemnet.dataset.config import Config
 from gpumemnet.dataset.inside import rows
 from gpumemnet.dataset.torch_interpreter import find_torch
+from gpumemnet_fixtures.dataset_rows import write_configs
 
-SAID = {"python": "3.12.3", "torch": "2.13.0", "gpu": True}
+SAID = {"torch": "2.13.0", "gpu": True}
 
 
 def config(name: str, op: str = "linear") -> Config:
@@ -29,7 +30,7 @@ def config(name: str, op: str = "linear") -> Config:
 
 @pytest.fixture
 def options(tmp_path: Path) -> collect.CollectOptions:
-    write_configs([config("a"), config("b"), config("c")], tmp_path / "configs.jsonl")
+    write_configs(tmp_path / "configs.jsonl", config("a"), config("b"), config("c"))
     return collect.CollectOptions(configs=tmp_path / "configs.jsonl", out=tmp_path / "out", device="cpu")
 
 
@@ -51,7 +52,7 @@ def straw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
 def test_the_verb_measures_and_sums_up(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     configs, out = tmp_path / "configs.jsonl", tmp_path / "out"
-    write_configs([config("a"), config("b"), config("c", "nothing")], configs)
+    write_configs(configs, config("a"), config("b"), config("c", "nothing"))
     words = [str(configs), "--out", str(out), "--device", "cpu", "--python", sys.executable, "--parallel", "2"]
     ended = CliRunner().invoke(command, words, standalone_mode=False)
     assert (ended.exception, ended.return_value) == (None, 0)
@@ -195,10 +196,10 @@ def test_wrong_options_are_errors_before_anything_is_run(tmp_path: Path, options
 
 def test_an_interpreter_must_have_torch_and_see_a_gpu(tmp_path: Path) -> None:
     found = find_torch(python(tmp_path, f"echo noise; echo '{json.dumps(SAID)}'"), with_gpu=True)
-    assert (found.path, found.torch) == (str(tmp_path / "python"), "2.13.0")
+    assert found == str(tmp_path / "python")
     blind = python(tmp_path, f"echo '{json.dumps(SAID | {'gpu': False})}'")
-    assert find_torch(blind, with_gpu=False).gpu is False
-    with pytest.raises(NoGpus, match="finds no GPU"):
+    assert find_torch(blind, with_gpu=False) == blind
+    with pytest.raises(NoGpus, match=r"torch 2\.13\.0 of .* finds no GPU"):
         find_torch(blind, with_gpu=True)
     with pytest.raises(Refused, match="No module named 'torch'"):
         find_torch(python(tmp_path, "echo \"No module named 'torch'\" >&2; exit 1"), with_gpu=True)

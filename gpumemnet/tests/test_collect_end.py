@@ -17,9 +17,9 @@ from test_collect_program import LIMIT_S, Place, is_alive, mlp, wait_for
 
 from carma.cli import main
 from gpumemnet.dataset import collect, torch_interpreter
-from gpumemnet.dataset.torch_interpreter import TorchPython, environment
+from gpumemnet.dataset.torch_interpreter import environment
 
-FOUND = TorchPython(path=sys.executable, python="3.11", torch="0.0", gpu=False)
+FOUND = sys.executable
 # `carma` with the tests' own driver in place of inside/collect.py; looking for torch would import it.
 OUTER = """
 import sys
@@ -27,7 +27,7 @@ from pathlib import Path
 from carma.cli import main
 from gpumemnet.dataset import collect, torch_interpreter
 collect.MAIN = Path(sys.argv[1])
-found = torch_interpreter.TorchPython(path=sys.executable, python="3.11", torch="0.0", gpu=False)
+found = sys.executable
 torch_interpreter.find_torch = lambda *_, **__: found
 sys.exit(main(["dataset", "collect", *sys.argv[2:], "--device", "cpu"]))
 """

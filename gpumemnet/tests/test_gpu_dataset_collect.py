@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from gpumemnet.dataset import collect
-from gpumemnet.dataset.config import Config, write_configs
+from gpumemnet.dataset.config import Config
 from gpumemnet.dataset.torch_interpreter import environment
+from gpumemnet_fixtures.dataset_rows import write_configs
 
 MIB = 1 << 20
 INSIDE = collect.MAIN.parent
@@ -43,8 +44,7 @@ def configs(tmp_path: Path) -> Path:
     if not torch.cuda.is_available():
         pytest.skip("torch finds no GPU")
     file = tmp_path / "configs.jsonl"
-    write_configs([mlp(f"mlp-{width}", width) for width in (64, 1024, 4096)], file)
-    return file
+    return write_configs(file, *(mlp(f"mlp-{width}", width) for width in (64, 1024, 4096)))
 
 
 def mlp(name: str, width: int) -> Config:

@@ -73,7 +73,7 @@ def test_a_packed_file_becomes_samples(tmp_path: Path) -> None:
     pack(files[0], [files[1]], tmp_path, Lister(sys.executable, tmp_path / "l.jsonl", 1))
     samples = read_table(tmp_path / "mlp.parquet")
     assert samples.footprint_mib.tolist() == [624.0, 724.0, 624.0]
-    assert samples.origin.left_out == {"out of memory": 1}
+    assert samples.left_out == {"out of memory": 1}
     assert (samples.origin.gpu, samples.origin.torch) == ("NVIDIA H200", "2.13.0")
     assert samples.edges[0].shape[0] == 2
     with pytest.raises(Usage, match="second file of the family mlp"):
@@ -145,7 +145,8 @@ def test_wrong_arguments_are_errors(words: list[str], said: str, capsys: pytest.
 
 
 def test_what_is_missing_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpumemnet.cli.train.EXTRA", {"torch": "torch", "no_such_module": "no-such-package"})
+    monkeypatch.setattr("gpumemnet.cli.train.EXTRA", ("torch", "no-such-package"))
+    monkeypatch.setattr("gpumemnet.cli.train.MODULES", {"no-such-package": "no_such_module"})
     assert main(["train", "x.parquet", "--evaluate"]) == 1
     said = capsys.readouterr().err
     assert "not installed: no-such-package" in said

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from carma.trial.layers.description import Described, Layer
+from gpumemnet.serving.model_facts import LearnedFrom
 from gpumemnet.training.cross_validation import make_deterministic
-from gpumemnet.training.samples import Origin, Run, Samples, chain, gather
+from gpumemnet.training.samples import Run, Samples, chain, gather
 
 SHAPES = ("uniform", "pyramid", "bottleneck")
 BASE_MIB = 500.0
@@ -33,7 +34,9 @@ def run(rng: np.random.Generator, shape: str) -> Run:
 def made(rows: int, seed: int = 0) -> Samples:
     rng = np.random.default_rng(seed)
     runs = [run(rng, SHAPES[place % len(SHAPES)]) for place in range(rows)]
-    return gather("mlp", runs, Origin(data_sha256={"made": "0" * 64}, gpu="NVIDIA H200", torch="2.11.0"))
+    return gather(
+        "mlp", runs, LearnedFrom(data_sha256={"made": "0" * 64}, rows=len(runs), gpu="NVIDIA H200", torch="2.11.0"), {}
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -72,11 +72,11 @@ def command(python: str | None, as_json: bool, **flags: Any) -> int:
     if not options.run_limit_s:
         raise Usage("--run-limit 0 leaves a run no time", "Use for example --run-limit 60s.")
     collect.check_configs(options.configs)  # before torch is imported, which takes seconds
-    found = find_torch(python, with_gpu=options.device == "cuda")
+    interpreter = find_torch(python, with_gpu=options.device == "cuda")
     rows = options.out / collect.ROWS
     try:
         with _progress() as report:
-            tally = collect.collect(options, found.path, report)
+            tally = collect.collect(options, interpreter, report)
     except KeyboardInterrupt as stop:
         again = "the same command" if options.resume else "the same command without --no-resume"
         note(f"stopped; what was measured is in {rows}, and {again} goes on from there")

@@ -60,16 +60,17 @@ def generate(families: tuple[str, ...], count: int, seed: int, ranges: str | Non
     """
     from carma.cli.error_output import note
     from gpumemnet.dataset.ranges import load_ranges
-    from gpumemnet.dataset.recipe import Recipe, write_recipe
+    from gpumemnet.dataset.recipe import write_recipe
 
     chosen = tuple(family for family in FAMILIES if family in families)
     loaded = load_ranges(Path(ranges) if ranges else None)
-    written = write_recipe(Recipe(families=chosen, count=count, seed=seed, ranges=loaded), Path(out), force)
+    far_off = write_recipe(chosen, count, seed, loaded, Path(out), force)
+    written = f"{count * len(chosen):,} configs"
     if out in ("-", "/dev/stdout"):  # it has the configs
-        note(f"{written.configs:,} configs")
+        note(written)
     else:
-        click.echo(f"{written.configs:,} configs in {out}")
-    for family, missed in written.missed.items():
+        click.echo(f"{written} in {out}")
+    for family, missed in far_off.items():
         if missed:
             far = "not within a factor of 1.4 of the footprint that they were drawn for"
             note(f"{missed:,} of {count:,} {family} configs are {far}: nothing nearer was found in the ranges")

@@ -59,17 +59,8 @@ def _read(line: bytes, path: Path, number: int) -> Config:
         raise Usage(f"{path}, line {number}: {error}", "`carma dataset generate` makes such lines.") from error
 
 
-def write_configs(configs: Iterable[Config], path: Path) -> int:
-    with path.open("wb") as file:
-        return put_configs(configs, file)
-
-
-def put_configs(configs: Iterable[Config], file: BinaryIO) -> int:
-    count = 0
-    for config in configs:
-        file.write(encode(config) + b"\n")
-        count += 1
-    return count
+def write_configs(configs: Iterable[Config], file: BinaryIO) -> None:
+    file.writelines(encode(config) + b"\n" for config in configs)
 
 
 def encode(config: Config) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from carma.errors import Refused, Usage
-from gpumemnet.dataset.config import Config, write_configs
+from gpumemnet.dataset.config import Config, encode
 from gpumemnet.dataset.torch_interpreter import environment
 from gpumemnet.directories import make_folder
 
@@ -44,7 +44,9 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
             "layer_output": [layer["output"] for layer in self.layers],
             "layer_input": [layer["inputs"][0] if layer["inputs"] else [] for layer in self.layers],
             "layer_parameters": [layer["parameters"] for layer in self.layers],
-            "layer_attributes": [_attributes(layer["attributes"]) for layer in self.layers],
+            "layer_attributes": [
+                json.dumps(layer["attributes"], separators=(",", ":"), sort_keys=True) for layer in self.layers
+            ],
             "layer_inplace": [layer["inplace"] for layer in self.layers],
             "edge_from": [source for source, _ in self.edges],
             "edge_to": [target for _, target in self.edges],
@@ -63,7 +65,7 @@ class Lister(NamedTuple):
         make_folder(self.layers_file.parent, FILE_HINT)
         with tempfile.TemporaryDirectory(prefix="carma-layers-") as folder:
             file = Path(folder) / "configs.jsonl"
-            write_configs(wanted.values(), file)
+            file.write_bytes(b"\n".join(map(encode, wanted.values())))
             command = [self.python, str(LISTER), str(file), str(self.layers_file), "--processes", str(self.processes)]
             _run([*command, "--parent", str(os.getpid())])
         return _read(self.layers_file, wanted)
@@ -98,7 +100,3 @@ def _read(path: Path, wanted: Mapping[str, object]) -> dict[str, Listed]:
             if said.id in wanted:
                 found[said.id] = said
     return found
-
-
-def _attributes(attributes: dict[str, str]) -> str:
-    return json.dumps(attributes, separators=(",", ":"), sort_keys=True)

@@ -5,16 +5,17 @@ Measuring rows of such a file takes hours, and they are useless without it. The 
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from carma.core.model.values import Record
 from carma.errors import Refused, Usage
 from gpumemnet import Family
-from gpumemnet.dataset.config import Config, encode, put_configs, read_configs, write_configs
+from gpumemnet.dataset.config import Config, encode, read_configs, write_configs
 from gpumemnet.dataset.generate import generate, name
 from gpumemnet.dataset.ranges import Ranges
 
@@ -22,32 +23,35 @@ STDOUT = Path("-")
 HINT = "--out sets another file; --force overwrites this one."
 
 
-class Recipe(Record, frozen=True, kw_only=True):
-    families: Sequence[Family]
-    count: int
-    seed: int
-    ranges: Ranges
+def write_recipe(
+    families: Sequence[Family], count: int, seed: int, ranges: Ranges, path: Path, force: bool = False
+) -> Mapping[str, int]:
+    """Overwrites an existing file only if all of its configs are written again.
 
-
-class Written(Record, frozen=True, kw_only=True):
-    configs: int
-    missed: Mapping[str, int]  # by family: configs far from the footprint they were drawn for
-
-
-def write_recipe(recipe: Recipe, path: Path, force: bool = False) -> Written:
-    """Overwrites an existing file only if all of its configs are written again."""
+    Returns the number of configs of each family that are far from the footprint they were drawn for.
+    """
     old = {} if force or path == STDOUT or not path.is_file() else _read(path)
-    made = {name(family, recipe.seed, number) for family in recipe.families for number in range(recipe.count)}
+    made = {name(family, seed, number) for family in families for number in range(count)}
     if other := old.keys() - made:
         some = f"{len(other):,} of its configs are not made by this command, {min(other)} is one"
         raise Refused(f"{path} is there already: {some}", HINT)
-    missed: dict[str, int] = {}
+    missed: Counter[str] = Counter()
+
+    def checked() -> Iterator[Config]:
+        for aimed in itertools.chain.from_iterable(generate(family, count, seed, ranges) for family in families):
+            config = aimed.config
+            if old.get(config.id, encode(config)) != encode(config):
+                raise Refused(f"{path} is there already: its {config.id} was drawn from other ranges", HINT)
+            missed[config.family] += not aimed.is_reached
+            yield config
+
     try:
-        return Written(configs=_write(_checked(recipe, old, path, missed), path), missed=missed)
+        _write(checked(), path)
     except BrokenPipeError:
         raise  # the reader has ended
     except OSError as error:
         raise Usage(f"{path} cannot be written: {error.strerror}", "--out names the file.") from error
+    return missed
 
 
 def _read(path: Path) -> dict[str, bytes]:
@@ -57,25 +61,18 @@ def _read(path: Path) -> dict[str, bytes]:
         raise Refused(f"{path} is there already, and holds no configs: {error}", HINT) from error
 
 
-def _checked(recipe: Recipe, old: Mapping[str, bytes], path: Path, missed: dict[str, int]) -> Iterator[Config]:
-    for family in recipe.families:
-        for aimed in generate(family, recipe.count, recipe.seed, recipe.ranges):
-            config = aimed.config
-            if config.id in old and old[config.id] != encode(config):
-                raise Refused(f"{path} is there already: its {config.id} was drawn from other ranges", HINT)
-            missed[family] = missed.get(family, 0) + (not aimed.is_reached)
-            yield config
-
-
-def _write(configs: Iterator[Config], path: Path) -> int:
+def _write(configs: Iterator[Config], path: Path) -> None:
     if path == STDOUT:
-        return put_configs(configs, sys.stdout.buffer)
-    if path.is_symlink() or (path.exists() and not path.is_file()):  # /dev/stdout or a pipe must not be replaced
-        return write_configs(configs, path)
-    part = path.with_name(path.name + ".part")
+        write_configs(configs, sys.stdout.buffer)
+        return
+    # /dev/stdout or a pipe must not be replaced.
+    is_replaced = not path.is_symlink() and (path.is_file() or not path.exists())
+    target = path.with_name(path.name + ".part") if is_replaced else path
     try:
-        count = write_configs(configs, part)
-        part.replace(path)
+        with target.open("wb") as file:
+            write_configs(configs, file)
+        if is_replaced:
+            target.replace(path)
     finally:
-        part.unlink(missing_ok=True)
-    return count
+        if is_replaced:
+            target.unlink(missing_ok=True)

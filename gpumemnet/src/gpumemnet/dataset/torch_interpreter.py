@@ -11,23 +11,15 @@ from pathlib import Path
 import msgspec
 
 import carma.trial
-from carma.core.model.values import Record
 from carma.errors import NoGpus, Refused, Usage
 
 INSIDE = Path(carma.trial.__file__).parent / "inside"  # CARMA's own modules that run in that interpreter
 LIMIT_S = 300.0  # importing torch from a slow disk
 _HINT = "--python names one that has torch."
 _ASK = """
-import json, platform, torch
-print(json.dumps({"python": platform.python_version(), "torch": torch.__version__, "gpu": torch.cuda.is_available()}))
+import json, torch
+print(json.dumps({"torch": torch.__version__, "gpu": torch.cuda.is_available()}))
 """
-
-
-class TorchPython(Record, frozen=True, kw_only=True):
-    path: str
-    python: str
-    torch: str
-    gpu: bool
 
 
 def environment(*folders: Path) -> dict[str, str]:
@@ -37,13 +29,12 @@ def environment(*folders: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path}
 
 
-def find_torch(wanted: str | None, *, with_gpu: bool) -> TorchPython:
-    """`python3` where none is named."""
+def find_torch(wanted: str | None, *, with_gpu: bool) -> str:
+    """The path of an interpreter that has torch; `python3` where none is named."""
     path, said = ask_interpreter(wanted, _ASK, (), _HINT)
-    found = msgspec.convert({**said, "path": path}, TorchPython)
-    if with_gpu and not found.gpu:
-        raise no_gpu(found.torch, path)
-    return found
+    if with_gpu and not said["gpu"]:
+        raise no_gpu(str(said["torch"]), path)
+    return path
 
 
 def ask_interpreter(

@@ -135,8 +135,8 @@ def about(samples: Samples) -> Data:
     return Data(
         rows=len(samples),
         gpu=samples.origin.gpu,
-        sha256=dict(samples.origin.data_sha256),
-        left_out=dict(samples.origin.left_out),
+        sha256=samples.origin.data_sha256,
+        left_out=dict(samples.left_out),
         footprints_mib=(float(samples.footprint_mib.min()), float(samples.footprint_mib.max())),
     )
 

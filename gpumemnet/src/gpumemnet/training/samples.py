@@ -12,8 +12,9 @@ import ast
 import csv
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from carma.trial.layers.column_reading import CannotTell
 from carma.trial.layers.description import Described, Layer
 from gpumemnet import Family
 from gpumemnet.serving.features import PLACE, Features, features
+from gpumemnet.serving.model_facts import LearnedFrom
 
 Floats = NDArray[np.float32]
 Wholes = NDArray[np.int64]
@@ -32,19 +34,6 @@ Numbers = NDArray[np.float64]
 
 
 HEAD_FIELDS = ("gpu", "driver", "torch", "cuda", "date")  # of a measurement, as in the facts of a model
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The origin of samples, as in the facts of a model."""
-
-    data_sha256: Mapping[str, str] = field(default_factory=dict)
-    gpu: str = ""
-    driver: str = ""
-    torch: str = ""
-    cuda: str = ""
-    date: str = ""
-    left_out: Mapping[str, int] = field(default_factory=dict)  # rows that are left out, by reason
 
 
 @dataclass(frozen=True)
@@ -58,7 +47,8 @@ class Samples:
     tokens: tuple[Floats, ...]
     edges: tuple[Wholes, ...]  # [2, edges] each: from, to
     footprint_mib: Numbers
-    origin: Origin = Origin()
+    origin: LearnedFrom
+    left_out: Mapping[str, int]  # rows that are left out, by reason
     ways: tuple[str, ...] = ()  # how each was trained (`features.way_of`)
 
     def __len__(self) -> int:
@@ -96,15 +86,15 @@ def chain(layers: int) -> Wholes:
     return np.stack([places[:-1], places[1:]])
 
 
-def gather(family: Family, runs: Sequence[Run], origin: Origin) -> Samples:
+def gather(family: Family, runs: Sequence[Run], origin: LearnedFrom, left_out: Mapping[str, int]) -> Samples:
     """Runs with incomplete descriptions are left out and counted."""
     kept: list[tuple[Run, Features]] = []
-    left_out = dict(origin.left_out)
+    reasons = Counter(left_out)
     for run in runs:
         try:
             kept.append((run, features(run.described)))
         except CannotTell as why:
-            left_out[str(why)] = left_out.get(str(why), 0) + 1
+            reasons[str(why)] += 1
     if not kept:
         raise Usage(f"there is no run to learn from in the {family} data", "carma dataset pack writes such files.")
     return Samples(
@@ -115,7 +105,8 @@ def gather(family: Family, runs: Sequence[Run], origin: Origin) -> Samples:
         tokens=tuple(found.tokens for _, found in kept),
         edges=tuple(run.edges for run, _ in kept),
         footprint_mib=np.array([run.footprint_mib for run, _ in kept]),
-        origin=replace(origin, left_out=left_out),
+        origin=origin,
+        left_out={reason: count for reason, count in reasons.items() if count},
         ways=tuple(found.way for _, found in kept),
     )
 
@@ -132,11 +123,9 @@ def read_tables(paths: Sequence[Path]) -> dict[Family, Samples]:
     found: dict[Family, Samples] = {}
     for path in paths:
         samples = read_table(path)
-        if samples.family in found:
-            raise Usage(
-                f"{path} is a second file of the family {samples.family}", "carma dataset pack makes one of two."
-            )
-        found[samples.family] = samples
+        if found.setdefault(samples.family, samples) is not samples:
+            second = f"{path} is a second file of the family {samples.family}"
+            raise Usage(second, "carma dataset pack makes one of two.")
     return found
 
 
@@ -160,11 +149,9 @@ def read_table(path: Path) -> Samples:
         "not measured": int((~np.isfinite(footprints) & (oom == 0)).sum()),
     }
     head = table.heads[-1] if table.heads else {}
-    return gather(family, runs, Origin(
-        data_sha256={path.name: sha256(path)},
-        **{name: str(head.get(name, "")) for name in HEAD_FIELDS},
-        left_out={reason: count for reason, count in reasons.items() if count},
-    ))  # fmt: skip
+    measured_on: dict[str, Any] = {name: str(head.get(name, "")) for name in HEAD_FIELDS}
+    origin = LearnedFrom(data_sha256={path.name: sha256(path)}, rows=len(table), **measured_on)
+    return gather(family, runs, origin, reasons)
 
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
@@ -205,8 +192,8 @@ def read_public(path: Path) -> Samples:
         raise Usage(f"{path} cannot be read: {error.strerror}", HINT) from error
     except (KeyError, TypeError, ValueError, SyntaxError) as error:
         raise Usage(f"{path} is not the public MLP data: {type(error).__name__}: {error}", HINT) from error
-    origin = Origin(data_sha256={path.name: sha256(path)}, gpu="NVIDIA A100 40GB")
-    return gather("mlp", runs, origin)
+    origin = LearnedFrom(data_sha256={path.name: sha256(path)}, rows=len(runs), gpu="NVIDIA A100 40GB")
+    return gather("mlp", runs, origin, {})
 
 
 def _run(row: Mapping[str, str]) -> Run:

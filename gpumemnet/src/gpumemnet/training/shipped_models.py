@@ -19,7 +19,6 @@ from gpumemnet.serving.model_facts import (
     Bound,
     Facts,
     Kind,
-    LearnedFrom,
     digest,
     encode_facts,
     read_facts,
@@ -31,7 +30,7 @@ from gpumemnet.training.cross_validation import held, make_deterministic
 from gpumemnet.training.ensemble import Learned, at_level, learn
 from gpumemnet.training.export import export
 from gpumemnet.training.learners import LEARNERS
-from gpumemnet.training.samples import HEAD_FIELDS, QUANTILES, Samples
+from gpumemnet.training.samples import QUANTILES, Samples
 from gpumemnet.training.scores import shares, to_classes
 
 Scores = Mapping[str, dict[str, float]]
@@ -55,7 +54,7 @@ def make(samples: Samples, learner: str, out: Path, seed: int, scores: Scores | 
 
 
 def facts(samples: Samples, kind: Kind, learned: Learned, seed: int, scores: Scores) -> Facts:
-    origin, columns = samples.origin, zip(FEATURES, samples.scalars.T, strict=True)
+    columns = zip(FEATURES, samples.scalars.T, strict=True)
     seen = [sum(bool((kinds == number).any()) for kinds in samples.kinds) for number in range(len(KINDS))]
     return Facts(
         name=stem(samples.family, kind),
@@ -70,12 +69,7 @@ def facts(samples: Samples, kind: Kind, learned: Learned, seed: int, scores: Sco
         kinds_seen={name: count for name, count in zip(KINDS, seen, strict=True) if count},
         most_layers=int(samples.layer_counts.max()),
         bounds={str(level): Bound(quantile=level, factor=round(one, 5)) for level, one in learned.factors.items()},
-        learned=LearnedFrom(
-            data_sha256=dict(origin.data_sha256),
-            rows=len(samples),
-            seed=seed,
-            **{name: getattr(origin, name) for name in HEAD_FIELDS},
-        ),
+        learned=replace(samples.origin, rows=len(samples), seed=seed),
         scores=dict(scores),
     )
 
