@@ -10,6 +10,7 @@ of a server that outlives its control daemon: they communicate with the server a
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass, field
 
 import msgspec
 from msgspec.structs import replace
@@ -28,27 +29,20 @@ SERVER_GONE = "its MPS server has ended"
 CONTROL_GONE = "the MPS control daemon that it needs has ended"
 
 
+@dataclass
 class ConfinementRecords:
-    def __init__(
-        self,
-        files: AttemptFiles,
-        confiner: Confiner,
-        servers: MpsServers | None,
-        trees: ProcessTrees,
-        device_files: str,
-    ) -> None:
-        self._files = files
-        self._confiner = confiner
-        self._servers = servers
-        self._trees = trees
-        self._device_files = device_files
-        self._records: dict[AttemptKey, SharingRecord | None] = {}  # of attempts that are launched or run
-        self._judged: dict[AttemptKey, int] = {}  # number of losses of its MPS that were considered
-        self._clients: set[AttemptKey] = set()  # of servers without a control daemon; checked once
+    files: AttemptFiles
+    confiner: Confiner
+    servers: MpsServers | None
+    trees: ProcessTrees
+    device_files: str
+    _records: dict[AttemptKey, SharingRecord | None] = field(default_factory=dict)  # of attempts that are not over
+    _judged: dict[AttemptKey, int] = field(default_factory=dict)  # number of losses of its MPS that were considered
+    _clients: set[AttemptKey] = field(default_factory=set)  # of servers without a control daemon; checked once
 
     def arrange(self, order: LaunchOrder) -> Arranged:
         """Decide and record. Raises Refused as `Confiner.arrange` does, and OSError."""
-        arranged = self._confiner.arrange(order)
+        arranged = self.confiner.arrange(order)
         self._write(order.key, SharingRecord(arranged.confinement, arranged.mps_server))
         return arranged
 
@@ -82,7 +76,7 @@ class ConfinementRecords:
         return CONTROL_GONE
 
     def _uses_gpu(self, key: AttemptKey, started: Started) -> bool:
-        return any(has_open(pid, self._device_files) for pid in self._trees.members({key: started}))
+        return any(has_open(pid, self.device_files) for pid in self.trees.members({key: started}))
 
     def mps_state(self, key: AttemptKey, started: Started | None, ended_at: float) -> MpsState:
         """Of an attempt that has ended."""
@@ -93,18 +87,18 @@ class ConfinementRecords:
         return MpsState(used=record.server is not None, lost=lost)
 
     def _write(self, key: AttemptKey, record: SharingRecord) -> None:
-        records.write(self._files.path(key, records.SHARING), msgspec.to_builtins(record), durable=False)
+        records.write(self.files.path(key, records.SHARING), msgspec.to_builtins(record), durable=False)
         self._records[key] = record
 
     def _of(self, key: AttemptKey) -> SharingRecord | None:
         if key not in self._records:
-            self._records[key] = self._files.sharing(key)
+            self._records[key] = self.files.sharing(key)
         return self._records[key]
 
     def _mps(self, key: AttemptKey) -> UserMps | None:
         record = self._of(key)
         name = record.server if record is not None else None
-        return self._servers.get(name) if name is not None and self._servers is not None else None
+        return self.servers.get(name) if name is not None and self.servers is not None else None
 
     def forget(self, key: AttemptKey) -> None:
         """The attempt has ended."""

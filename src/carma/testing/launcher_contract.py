@@ -16,6 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from carma.core.model.outcome import Failed, Outcome, Succeeded
 from carma.core.model.settings import Stopping
@@ -64,16 +65,15 @@ def until_ended(launcher: Launcher, which: AttemptKey) -> Outcome:
     return outcome
 
 
-class LauncherSubject:
+class LauncherSubject(NamedTuple):
     """`spec` makes the task of a behaviour; `ready` tells whether `stubborn` and `saves` handle their signals."""
 
-    def __init__(self, launcher: Launcher, spec: Callable[[str], TaskSpec], ready: Callable[[], bool]) -> None:
-        self.launcher = launcher
-        self.ready = ready
-        self._spec = spec
+    launcher: Launcher
+    spec: Callable[[str], TaskSpec]
+    ready: Callable[[], bool]
 
     def launch(self, behaviour: str, task: int = 1) -> None:
-        self.launcher.launch(order_of(self._spec(behaviour), task))
+        self.launcher.launch(order_of(self.spec(behaviour), task))
 
 
 class LauncherContract:
