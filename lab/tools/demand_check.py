@@ -11,15 +11,12 @@ other traces (Philly, Saturn, Venus) with other shares of the same tasks, so no 
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from carma import __version__
 from carma.traces.table import SHIPPED, find
 from carma_lab.runs.figures import Figures, quantile
 from carma_lab.simulator import simulated_cards
@@ -28,6 +25,7 @@ from carma_lab.simulator.simulation import Simulation
 from lab.tools import fit_power
 from lab.tools.profile_tables import Pair, figures_of, published_of
 from lab.tools.published import FIGURES, Solo
+from lab.tools.simulated_table import made_by
 from tools.markdown import filled, table
 
 SHOWN = ("sm_active", "sm_occupancy", "dram_active", "power_w")
@@ -63,10 +61,7 @@ def worked_out(pairs: Sequence[Pair], published: Mapping[str, Solo], path: str) 
     tasks = [_distance(pair, published) for pair in pairs]
     return {
         "about": {
-            "command": f"python -m lab.tools.profile_tables --check {path}",
-            "date": datetime.now(UTC).date().isoformat(),
-            "carma": __version__,
-            "python": platform.python_version(),
+            **made_by(f"lab.tools.profile_tables --check {path}"),
             "gpu": "a100-40, simulated",
             "published": "GitHub ehsanyousefzadehasl/AEGIS; lab/results/a100/solo.csv for tasks alone",
         },

@@ -16,9 +16,7 @@ from __future__ import annotations
 import json
 import lzma
 import math
-import platform
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +25,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from carma import __version__
 from carma.core.model.values import Demand
 from carma.core.scheduling.sharing_model import by_size, progress_rates
 from carma.traces.table import shipped_table
@@ -41,6 +38,7 @@ from carma_lab.bench.gpu.profile_tasks import TASKS
 from carma_lab.simulator import simulated_cards
 from gpumemnet.dataset.table import read
 from lab.tools import demand_tables
+from lab.tools.simulated_table import made_by
 
 DATA, REAL = Path("gpumemnet/datasets/h200"), Path("lab/results/h200/demands.jsonl.xz")
 DATA_NAMED = "gpumemnet/datasets/h200 (NVIDIA H200; gpumemnet/datasets/README.md)"
@@ -258,10 +256,7 @@ def main() -> None:
     of_people = predicted(people, constants, copies=False)
     groups = sorted({run.family for run in people})
     told = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": "python -m lab.tools.fit_demand",
-        "carma": __version__,
-        "python": platform.python_version(),
+        **made_by("lab.tools.fit_demand"),
         "seed": 0,
         "fitted_on": f"{len(runs)} runs with activity of {DATA_NAMED}",
         "constants": len(flat(START)),

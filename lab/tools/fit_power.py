@@ -43,11 +43,7 @@ def published_points(path: Path = published.SOLO) -> list[Point]:
 def measured_points(path: Path = PROFILES) -> list[Point]:
     found = json.loads(path.read_text(encoding="utf-8"))["rows"]
     figures = ("sm_active", "dram_active", "power_w")
-    return [Point(row["name"], *(row[name] for name in figures)) for row in found if _whole(row, figures)]
-
-
-def _whole(row: dict[str, object], figures: Sequence[str]) -> bool:
-    return all(row.get(name) is not None for name in figures)
+    return [Point(row["name"], *(row[name] for name in figures)) for row in found if None not in map(row.get, figures)]
 
 
 def fit(points: Sequence[Point], start: Curve) -> Curve:

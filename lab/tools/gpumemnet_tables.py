@@ -14,14 +14,14 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from carma_lab.bench import gpumemnet as speedbench
 from carma_lab.bench.machine import Machine
+from carma_lab.bench.memory.comparison_file import Comparison
 from carma_lab.bench.memory.comparison_file import read as read_comparison
 from carma_lab.bench.memory.figures import Summary
 from carma_lab.bench.results_file import percent
@@ -47,21 +47,24 @@ QUIET = 0.5  # the load of a machine on which times can be trusted
 ZOO = ("answered", "median error", "p90", "worst", "too small", "by more than 5 %", "bound holds", "over-booked")
 
 
-def _of_report(make: Callable[[Report], str], *, with_head: bool = False) -> Callable[[Path], str]:
-    def made(results: Path) -> str:
-        file = results / "accuracy.json"
-        if not file.exists():
-            return ""
-        report = _report(file, file.stat().st_mtime_ns)
-        text = make(report)
-        return f"{_head(report)}\n\n{text}" if with_head and text else text
-
-    return made
+T = TypeVar("T")
 
 
-@lru_cache(maxsize=4)
-def _report(file: Path, _changed_ns: int) -> Report:
-    return read_report(file)
+def of_file(name: str, read: Callable[[Path], T]) -> Callable[[Callable[[T], str]], Callable[[Path], str]]:
+    """For a function of a file of results: the same of its directory, and no text if the file is missing."""
+
+    def of_directory(make: Callable[[T], str]) -> Callable[[Path], str]:
+        return lambda results: make(read(results / name)) if (results / name).exists() else ""
+
+    return of_directory
+
+
+of_report = of_file("accuracy.json", read_report)
+
+
+def headed(make: Callable[[Report], str]) -> Callable[[Path], str]:
+    """The text of a report below its versions and its command."""
+    return of_report(lambda report: f"{_head(report)}\n\n{text}" if (text := make(report)) else "")
 
 
 def _head(report: Report) -> str:
@@ -76,11 +79,8 @@ def pictures(results: Path) -> str:
     return "".join(f"- [{file.stem.removeprefix('confusion-').replace('-', ' ')}]({file.name})\n" for file in files)
 
 
-def speed(results: Path) -> str:
-    file = results / "speed.json"
-    if not file.exists():
-        return ""
-    report = msgspec.json.decode(file.read_bytes(), type=speedbench.Report)
+@of_file("speed.json", lambda file: msgspec.json.decode(file.read_bytes(), type=speedbench.Report))
+def speed(report: speedbench.Report) -> str:
     lines = [
         (
             timing.part,
@@ -101,12 +101,9 @@ def speed(results: Path) -> str:
     return f"{folded(said)}\n\n{table(('part', 'of', 'layers', 'median', 'p95', 'published'), lines)}\n{ends}\n"
 
 
-def zoo(results: Path) -> str:
+@of_file("zoo.json", read_comparison)
+def zoo(comparison: Comparison) -> str:
     """Every estimator on models in real use."""
-    file = results / "zoo.json"
-    if not file.exists():
-        return ""
-    comparison = read_comparison(file)
     runs = len({row.case for row in comparison.rows})
     said = (
         f"{runs} training runs of models in real use, measured on an {comparison.gpu}; none was generated. Bounds are "
@@ -118,13 +115,11 @@ def zoo(results: Path) -> str:
     return text
 
 
-def blind(results: Path) -> str:
+@of_file("blind.json", lambda file: msgspec.json.decode(file.read_bytes()))
+def blind(judged: Any) -> str:
     """Rows that were measured after the arithmetic and the models were finished."""
-    file = results / "blind.json"
-    if not file.exists():
-        return ""
     lines = []
-    for family, found in msgspec.json.decode(file.read_bytes())["families"].items():
+    for family, found in judged["families"].items():
         for width, answers in found["classes"].items():
             for name, shares in answers.items():
                 shown = (shares["right"], shares["too_low"], found["median_error"][name])
@@ -199,18 +194,18 @@ class Place(NamedTuple):
 
 PLACES = (
     Place(PAGE, "example", example),
-    Place(PAGE, "short", _of_report(accuracy.short)),
+    Place(PAGE, "short", of_report(accuracy.short)),
     Place(PAGE, "ranges", ranges),
-    Place(TRAINING_PAGE, "published", _of_report(accuracy.published, with_head=True)),
-    Place(TRAINING_PAGE, "learners", _of_report(accuracy.learners)),
-    Place(TRAINING_PAGE, "points", _of_report(accuracy.points)),
-    Place(TRAINING_PAGE, "shapes", _of_report(accuracy.shapes)),
-    Place(TRAINING_PAGE, "bounds", _of_report(accuracy.bounds)),
+    Place(TRAINING_PAGE, "published", headed(accuracy.published)),
+    Place(TRAINING_PAGE, "learners", of_report(accuracy.learners)),
+    Place(TRAINING_PAGE, "points", of_report(accuracy.points)),
+    Place(TRAINING_PAGE, "shapes", of_report(accuracy.shapes)),
+    Place(TRAINING_PAGE, "bounds", of_report(accuracy.bounds)),
     Place(TRAINING_PAGE, "blind", blind),
     Place(PAGE, "zoo", zoo),
     Place(PAGE, "speed", speed),
-    Place("lab/results/gpumemnet/README.md", "data", _of_report(accuracy.data, with_head=True)),
-    Place("lab/results/gpumemnet/README.md", "classes", _of_report(accuracy.classes)),
+    Place("lab/results/gpumemnet/README.md", "data", headed(accuracy.data)),
+    Place("lab/results/gpumemnet/README.md", "classes", of_report(accuracy.classes)),
     Place("lab/results/gpumemnet/README.md", "pictures", pictures),
 )
 

@@ -25,6 +25,7 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from scipy.optimize import least_squares  # type: ignore[import-untyped]
 from scipy.stats import spearmanr  # type: ignore[import-untyped]
 
@@ -162,7 +163,7 @@ def from_half(pairs: dict[Pair, float], mechanism: Mechanism) -> dict[str, Any]:
 
     def demands(values: Array) -> dict[str, Demand]:
         engine, power = np.clip(values, 0.0, 1.0).reshape(2, -1)
-        return {job: _with(on_the_line(float(engine[at])), float(power[at])) for at, job in enumerate(jobs)}
+        return {job: replace(on_the_line(float(engine[at])), power=float(power[at])) for at, job in enumerate(jobs)}
 
     def off(values: Array) -> Array:
         known = demands(values)
@@ -177,10 +178,6 @@ def from_half(pairs: dict[Pair, float], mechanism: Mechanism) -> dict[str, Any]:
     weights = np.linalg.lstsq(columns[taught], was, rcond=None)[0]
     summed = dict(zip(second, np.clip(columns[~taught] @ weights, 0.0, 1.0).tolist(), strict=True))
     return _of(second, demands(found.x), mechanism) | {"a_sum_instead": _level(summed, second)}
-
-
-def _with(demand: Demand, power: float) -> Demand:
-    return Demand(demand.sm_active, demand.sm_occupancy, demand.dram_active, demand.gr_active, power)
 
 
 def on_the_line(engine: float) -> Demand:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tools.markdown import folded, placed, renew, table
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results" / "simulation" / "sharing.json"
 PAGE = ROOT / "docs" / "simulation.md"
+TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 NUMBERS = {"2": "two", "3": "three", "4": "four"}
 MECHANISMS = {"mps": "MPS", "timeslice": "slices"}
 GAVEL = {
@@ -99,23 +101,21 @@ def lucid(found: dict[str, Any]) -> str:
 def told(found: dict[str, Any]) -> str:
     twice = found["same_group_measured_twice"]
     return folded(
-        f"Made on {found['date']}, seed {found['seed']}, by `{found['command']}`, from {found['mps']['rates']} speeds "
-        f"under MPS and {found['timeslice']['rates']} in time slices. The same group measured twice differs by "
-        f"{_error(twice)} in the mean ({twice['rates']} speeds), so that a single measurement is off by about "
-        f"{twice['mean_abs'] / 2**0.5:.3f}: no model can do better than that."
+        TEXTS["told"].format(
+            **{name: found[name] for name in ("date", "seed", "command")},
+            **{f"{mechanism}_rates": found[mechanism]["rates"] for mechanism in MECHANISMS},
+            twice=_error(twice),
+            twice_rates=twice["rates"],
+            single=f"{twice['mean_abs'] / 2**0.5:.3f}",
+        )
     )
 
 
 def band_told(found: dict[str, Any]) -> str:
     cautions = {name: found[mechanism]["of_the_cautious"]["caution"] for mechanism, name in MECHANISMS.items()}
     said = [f"{100 * one['kept_to_by_a_band_made_without_the_task']:.0f} % ({name})" for name, one in cautions.items()]
-    prior = found["unknown"]
-    return folded(
-        f"Judged by a band that was made without the task as well, {' and '.join(said)} of the speeds keep to it. Of a "
-        f"task of which nothing is known, engine activity is taken to be {prior['gr_active']:.2f} and power "
-        f"{prior['power']:.2f}, which nine in ten of the {prior['tasks']} tasks have at most, and SM activity "
-        f"{prior['sm_active']:.2f}, with which it fares as the worst tenth of them do."
-    )
+    prior = {name: f"{found['unknown'][name]:.2f}" for name in ("gr_active", "power", "sm_active")}
+    return folded(TEXTS["band"].format(kept_to=" and ".join(said), tasks=found["unknown"]["tasks"], **prior))
 
 
 def outside_told(found: dict[str, Any]) -> str:
@@ -123,26 +123,18 @@ def outside_told(found: dict[str, Any]) -> str:
     said, was = of["h200_collocation"]["mps large"]["total_said_and_measured"]["8"]
     gavel = of["gavel_v100"]
     half = gavel["mps"]["from_half_the_pairs"]
-    ranks = " and ".join(f"{one['rank_correlation']:.2f} for {NUMBERS[size]}" for size, one in of["miso_a100"].items())
-    lines = (
-        "*H200, copies.* Two tasks that are not among the 25, with what one copy shows alone. The model's own tests "
-        "name some of these figures, so they were known when its form was chosen. Of up to four copies under MPS it is "
-        f"off by {_most_off(of['h200_collocation']):.2f} for each at most. Of five "
-        f"to eight copies of the large task it thinks too little: it says that eight do {said:.2f} times the work of "
-        f"one, and they do {was:.2f} times as much.",
-        "*Gavel* tells speeds only, of older software on another card, and not whether MPS was on; "
-        f"{100 * gavel['exactly_1']:.0f} % of its speeds are cut at 1, and some lie far below taking turns, which the "
-        "model does not allow. Demands had to be inferred, or taken from our profiles of two of its models. Even from "
-        f"half of the pairs the model ({_error(half)}) is worse than a plain sum of what each job loses and costs "
-        f"({_error(half['a_sum_instead'])}). **It does not carry over to these data**, and the cautious speed holds "
-        "far less often there than it should. One choice was made after a look at these pairs: that a group with a "
-        "task of which nothing is known gets the larger caution. So the lines of which nothing is known are "
-        "no blind test.",
-        "*MISO* ran tasks on slices of a card, each by itself. That is not sharing. It shows that the model puts tasks "
-        f"nearly in the right order (rank correlation {ranks}). Engine activity is MISO's SM utilisation, and power is "
-        "its power; SM activity is guessed.",
-    )
-    return "\n".join(folded(f"- {line}", indent="  ") for line in lines)
+    figures = {
+        "most_off": f"{_most_off(of['h200_collocation']):.2f}",
+        "eight_said": f"{said:.2f}",
+        "eight_measured": f"{was:.2f}",
+        "exactly_1": f"{100 * gavel['exactly_1']:.0f}",
+        "half": _error(half),
+        "sum_instead": _error(half["a_sum_instead"]),
+        "ranks": " and ".join(
+            f"{one['rank_correlation']:.2f} for {NUMBERS[size]}" for size, one in of["miso_a100"].items()
+        ),
+    }
+    return "\n".join(folded(f"- {text.format(**figures)}", indent="  ") for text in TEXTS["outside"])
 
 
 def _most_off(copies: dict[str, Any]) -> float:

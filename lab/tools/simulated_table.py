@@ -42,13 +42,15 @@ def rounded(run: NamedTuple) -> dict[str, float]:
 
 
 def about(tool: str) -> dict[str, Any]:
+    return {**made_by(tool), "gpus": f"{GPUS} x {CARD}, simulated", "seeds": SEEDS}
+
+
+def made_by(tool: str) -> dict[str, str]:
     return {
         "command": f"python -m {tool}",
         "date": datetime.now(UTC).date().isoformat(),
         "carma": __version__,
         "python": platform.python_version(),
-        "gpus": f"{GPUS} x {CARD}, simulated",
-        "seeds": SEEDS,
     }
 
 

@@ -84,14 +84,7 @@ def _zoo_step(argv: Sequence[str]) -> Callable[[], Any]:
         batch = case.moved(make_batch(args.batch), args)
     if isinstance(loss_fn, list):
         raise ValueError("it trains several networks")
-    model.train()
-    if args.checkpoint:
-        case.checkpoint_blocks(model)
-    if args.precision == "bf16":
-        model.bfloat16()
-    model.to("cuda")
-    if args.channels_last:
-        model.to(memory_format=torch.channels_last)
+    case.prepare(args, model)
     optimizer = case.make_optimizer(args.optimizer, list(model.parameters()))
     scaler = torch.amp.GradScaler("cuda", 1.0, enabled=args.precision == "fp16-amp")
 

@@ -123,6 +123,19 @@ def checkpoint_blocks(model: Any) -> None:
             checkpoint_blocks(part)
 
 
+def prepare(args: argparse.Namespace, model: Any) -> None:
+    import torch
+
+    model.train()
+    if args.checkpoint:
+        checkpoint_blocks(model)
+    if args.precision == "bf16":
+        model.bfloat16()
+    model.to(args.device)
+    if args.channels_last:
+        model.to(memory_format=torch.channels_last)
+
+
 def train(args: argparse.Namespace, model: Any, make_batch: Any, parts: list[tuple[Any, Any]]) -> None:
     import torch
 
@@ -166,14 +179,7 @@ def main(argv: list[str] | None = None) -> int:
     set_precision(args.precision)
     torch.backends.cudnn.benchmark = args.benchmark
     model, make_batch, loss_fn = make(args.model, args)
-    model.train()
-    if args.checkpoint:
-        checkpoint_blocks(model)
-    if args.precision == "bf16":
-        model.bfloat16()
-    model.to(args.device)
-    if args.channels_last:
-        model.to(memory_format=torch.channels_last)
+    prepare(args, model)
     train(args, model, make_batch, loss_fn if isinstance(loss_fn, list) else [(model, loss_fn)])
     return 0
 
