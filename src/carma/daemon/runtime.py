@@ -14,11 +14,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+CATCH_UP_SPEED = 0.5  # relative, of a clock that is ahead of the wall clock
+
+
 class SteadyClock:
     """Epoch seconds that never go back, whatever happens to the machine's clock.
 
     The wall clock is read once, at the start; from then on the monotonic clock counts. On virtual GPUs, `speed` makes
-    time pass faster.
+    time pass faster. A clock that is ahead of the wall clock, because that was set back or because time passed faster
+    on virtual GPUs before, goes at half speed until the wall clock has caught up, except on such GPUs.
     """
 
     def __init__(
@@ -34,10 +38,18 @@ class SteadyClock:
         self.speed = speed
         self._monotonic = monotonic
         self._origin_s = monotonic()
-        self._start_at = max(wall(), not_before)
+        self._wall_at = wall()
+        self._not_before = not_before
+
+    @property
+    def ahead_s(self) -> float:
+        """By how much it was ahead of the wall clock at the start."""
+        return max(0.0, self._not_before - self._wall_at)
 
     def now(self) -> float:
-        return self._start_at + (self._monotonic() - self._origin_s) * self.speed
+        passed_s = (self._monotonic() - self._origin_s) * self.speed
+        catching_up = CATCH_UP_SPEED if self.speed == 1.0 else 1.0
+        return max(self._wall_at + passed_s, self._not_before + catching_up * passed_s)
 
 
 class BackgroundThread:

@@ -19,7 +19,7 @@ from carma import __version__, cgroups
 from carma.cgroups import Cgroups
 from carma.config import LoadedSettings, Settings
 from carma.core.model.settings import Sharing, sampled_every
-from carma.core.model.units import show_count
+from carma.core.model.units import show_count, show_s
 from carma.core.model.values import Gpu
 from carma.core.ports import Confiner, Sampler
 from carma.daemon.api.application import make_app
@@ -202,6 +202,12 @@ def _build(paths: Paths, loaded: LoadedSettings, store: SqliteStore) -> DaemonPa
     check_listed(settings.placement.gpus, gpus)
     events = store.load()
     clock = SteadyClock(source.speed, not_before=last_time(events))
+    if clock.ahead_s > 60.0:
+        log.warning(
+            "the last stored event is %s in the future: the machine's clock was set back, or this home was used with "
+            "virtual GPUs at a higher speed; times are ahead until the clock has caught up, at half speed",
+            show_s(clock.ahead_s),
+        )
     replayed = replay(events, sampled_every(settings.rules, settings.monitor.period_s * source.speed), policy)
     skip_used_ids(store, store, replayed.state, paths.log_dir)
     shell = Shell(

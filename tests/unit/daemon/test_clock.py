@@ -39,6 +39,24 @@ def test_a_restart_with_an_older_wall_clock_goes_on_from_the_last_event() -> Non
     assert Hands(wall=9000.0).clock(not_before=5000.0).now() == 9000.0
 
 
+def test_a_clock_that_is_ahead_goes_at_half_speed_until_the_wall_clock_has_caught_up() -> None:
+    hands = Hands(wall=1000.0)
+    clock = hands.clock(not_before=1100.0)
+    assert clock.ahead_s == 100.0
+    times = []
+    for _ in range(3):
+        hands.steady_s += 100.0
+        times.append(clock.now())
+    assert times == [1150.0, 1200.0, 1300.0], "level with the wall clock after 200 s, and from then on"
+
+
+def test_on_virtual_gpus_time_goes_on_at_their_speed() -> None:
+    hands = Hands(wall=1000.0)
+    clock = hands.clock(speed=20.0, not_before=1100.0)
+    hands.steady_s += 1.0
+    assert clock.now() == 1120.0
+
+
 def test_speed_makes_time_pass_faster() -> None:
     hands = Hands()
     clock = hands.clock(speed=20.0)
