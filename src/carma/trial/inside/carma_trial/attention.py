@@ -3,6 +3,8 @@
 The choice follows aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; a wrong one is wrong by an order of magnitude.
 """
 
+import functools
+
 import torch
 
 from . import cuda_api, kernels, report
@@ -200,12 +202,9 @@ def _encode_fused(query, heads, weight, bias, out_weight, out_bias):
 def _encode_layer(source, width, heads, weight, bias, out_weight, out_bias, gelu, norm_first, eps, norm_weight,
            norm_bias, second_weight, second_bias, wide_weight, wide_bias, narrow_weight, narrow_bias, mask=None,
            mask_type=None):  # fmt: skip
-    def first(x):
-        return torch.nn.functional.layer_norm(x, (width,), norm_weight, norm_bias, eps)
-
-    def second(x):
-        return torch.nn.functional.layer_norm(x, (width,), second_weight, second_bias, eps)
-
+    norm = functools.partial(torch.nn.functional.layer_norm, normalized_shape=(width,), eps=eps)
+    first = functools.partial(norm, weight=norm_weight, bias=norm_bias)
+    second = functools.partial(norm, weight=second_weight, bias=second_bias)
     x = first(source) if norm_first else source
     x = torch.ops.aten._native_multi_head_attention(
         x, x, x, width, heads, weight, bias, out_weight, out_bias, mask, False, True, mask_type

@@ -69,8 +69,8 @@ _ANSWERS = (
 
 def install():
     cuda = torch.cuda
-    _answer(torch._C, _ANSWERS_OF_C, prefix="_cuda_")
-    _answer(cuda, _ANSWERS)
+    answer(torch._C, _ANSWERS_OF_C, prefix="_cuda_")
+    answer(cuda, _ANSWERS)
     _patch_c()
     _patch_device(cuda)
     _patch_accelerator(cuda)
@@ -86,7 +86,7 @@ def _returns(value):
     return lambda *_args, **_words: value
 
 
-def _answer(holder, answers, prefix=""):
+def answer(holder, answers, prefix=""):
     for value, names in answers:
         for name in names.split():
             setattr(holder, prefix + name, _returns(value))
@@ -147,7 +147,7 @@ def _patch_device(cuda):
     cuda.current_device = lambda: build.library.carma_device()
     cuda.set_device = lambda device: _set_device(_index(device))
     cuda.get_arch_list = lambda: [f"sm_{CAPABILITY[0]}{CAPABILITY[1]}"]
-    _answer(cuda.nvtx, ((0, "range_push range_pop mark range_start range_end"),))
+    answer(cuda.nvtx, ((0, "range_push range_pop mark range_start range_end"),))
     cuda.nvtx.range = lambda *_args, **_words: contextlib.nullcontext()
     if not torch.version.cuda:
         torch.version.cuda = ".".join(map(str, _CUDA_VERSION))
@@ -157,7 +157,7 @@ def _patch_accelerator(cuda):
     accelerator = getattr(torch, "accelerator", None)
     if accelerator is None:
         return
-    _answer(accelerator, ((True, "is_available"), (COUNT, "device_count"), (None, "synchronize")))
+    answer(accelerator, ((True, "is_available"), (COUNT, "device_count"), (None, "synchronize")))
     accelerator.current_accelerator = _returns(torch.device("cuda"))
     for end in ("index", "idx"):
         setattr(accelerator, f"current_device_{end}", lambda: build.library.carma_device())
@@ -231,7 +231,7 @@ def _patch_memory(cuda):
     cuda.memory_snapshot = lambda *_a, **_w: []
     cuda.empty_cache = _empty_cache
     _repeat_in(cuda.memory, f"{_ANSWERS[-1][1]} empty_cache mem_get_info")
-    _answer(cuda.memory, ((None, "_record_memory_history _dump_snapshot"),))
+    answer(cuda.memory, ((None, "_record_memory_history _dump_snapshot"),))
     cuda.memory._snapshot = lambda *_a, **_w: {"segments": [], "device_traces": []}
 
 

@@ -34,38 +34,41 @@ def seen():
 
 
 def install():
-    loader = torch.utils.data.DataLoader
-    iterators = torch.utils.data.dataloader._BaseDataLoaderIter
+    loader, iterators = torch.utils.data.DataLoader, torch.utils.data.dataloader._BaseDataLoaderIter
+    replaces(loader, "__init__")(_make_loader)
+    replaces(loader, "__iter__")(_begin)
+    replaces(iterators, "__init__")(_make_iterator)
+    replaces(iterators, "__next__")(_next)
 
-    @replaces(loader, "__init__")
-    def made(make, self, *args, **words):
-        make(self, *args, **words)
-        _made.add(self)
-        self._carma_later = _now["reached"]
 
-    @replaces(loader, "__iter__")
-    def begun(begin, self):
-        if not _now["reached"]:
-            _used.add(self)
-            _seen.add(_key(self))
-            _now["used"] = True
-        elif self in _used:
-            _now["rounds"] += 1
-            if _now["rounds"] > _ROUNDS:
-                finish()
-        return begin(self)
+def _make_loader(make, self, *args, **words):
+    make(self, *args, **words)
+    _made.add(self)
+    self._carma_later = _now["reached"]
 
-    @replaces(iterators, "__init__")
-    def iterator_made(make, self, loader, *args, **words):
-        make(self, loader, *args, **words)
-        self._carma_loader = loader  # it may have been made for this loop only
-        self._carma_given = 0
 
-    @replaces(iterators, "__next__")
-    def go_on(following, self):
-        if _now["reached"]:
-            _allow(self)
-        return following(self)
+def _begin(begin, self):
+    if not _now["reached"]:
+        _used.add(self)
+        _seen.add(_key(self))
+        _now["used"] = True
+    elif self in _used:
+        _now["rounds"] += 1
+        if _now["rounds"] > _ROUNDS:
+            finish()
+    return begin(self)
+
+
+def _make_iterator(make, self, loader, *args, **words):
+    make(self, loader, *args, **words)
+    self._carma_loader = loader  # it may have been made for this loop only
+    self._carma_given = 0
+
+
+def _next(following, self):
+    if _now["reached"]:
+        _allow(self)
+    return following(self)
 
 
 def _key(loader):

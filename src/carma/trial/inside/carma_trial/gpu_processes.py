@@ -40,7 +40,7 @@ def forget():
     """Another rank has a GPU of its own."""
     _begun["noted"] = False
     try:
-        os.unlink(_path())
+        os.unlink(out_file(f"{_PREFIX}{os.getpid()}"))
     except OSError:  # there is none
         pass
 
@@ -98,31 +98,30 @@ def _lives(pid):
 
 
 def _others():
-    folder = os.environ["CARMA_TRACE_OUT"]
-    for name in os.listdir(folder):
+    for name in os.listdir(os.environ["CARMA_TRACE_OUT"]):
         if name.startswith(_PREFIX) and name[len(_PREFIX) :].isdigit() and name != f"{_PREFIX}{os.getpid()}":
             try:
-                with open(os.path.join(folder, name), encoding="utf-8") as file:
+                with open(out_file(name), encoding="utf-8") as file:
                     yield json.load(file)
             except (OSError, ValueError):  # it was taken back
                 continue
 
 
-def _path():
-    return os.path.join(os.environ["CARMA_TRACE_OUT"], f"{_PREFIX}{os.getpid()}")
+def out_file(name):
+    return os.path.join(os.environ["CARMA_TRACE_OUT"], name)
 
 
 def _put(ended_s):
     body = {"pid": os.getpid(), "parent": os.getppid(), "began_s": _begun["at_s"], "used": _begun["noted"]}
     try:
-        write_file(_path(), json.dumps({**body, "ended_s": ended_s}).encode())
+        write_file(f"{_PREFIX}{os.getpid()}", json.dumps({**body, "ended_s": ended_s}).encode())
     except OSError:  # a full disk; writing the report fails, too
         pass
 
 
-def write_file(path, data):
+def write_file(name, data):
     """A reader sees all of it or nothing."""
-    unfinished = f"{path}.{os.getpid()}.part"
+    unfinished = out_file(f"{name}.{os.getpid()}.part")
     with open(unfinished, "wb") as file:
         file.write(data)
-    os.replace(unfinished, path)
+    os.replace(unfinished, out_file(name))

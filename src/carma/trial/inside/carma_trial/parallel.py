@@ -8,7 +8,7 @@ import os
 
 import torch
 
-from . import gpu_processes, kernels, replaces, report
+from . import cuda_api, gpu_processes, kernels, replaces, report
 
 
 def leave_unless_first():
@@ -52,6 +52,13 @@ def install():
     _patch_replicas()
 
 
+_ANSWERS = (
+    (None, "broadcast_object_list barrier monitored_barrier"),
+    (True, "is_nccl_available"),
+    ("nccl", "get_backend"),
+)
+
+
 def _answers(distributed):
     """Collectives that torch's fake process group refuses, or whose answer scripts read."""
     reduce = distributed.all_reduce
@@ -79,19 +86,9 @@ def _answers(distributed):
     def gather_objects(objects, mine, *_args, **_words):
         objects[:] = [mine] * len(objects)
 
-    nothing = lambda *_args, **_words: None  # noqa: E731
-    replaced = {
-        "all_reduce": all_reduce,
-        "all_gather_object": gather_objects,
-        "broadcast_object_list": nothing,
-        "barrier": nothing,
-        "monitored_barrier": nothing,
-        "is_nccl_available": lambda: True,
-        "get_backend": lambda *_args: "nccl",
-    }
-    for name, function in replaced.items():
-        setattr(distributed, name, function)
-        setattr(distributed.distributed_c10d, name, function)
+    for holder in (distributed, distributed.distributed_c10d):
+        holder.all_reduce, holder.all_gather_object = all_reduce, gather_objects
+        cuda_api.answer(holder, _ANSWERS)
 
 
 def _patch_replicas():

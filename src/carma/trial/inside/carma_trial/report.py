@@ -83,11 +83,10 @@ def leave(code=0):
 
 def note_steps(count):
     """How far it is, for the reason when the run is ended from outside. A helper process does not set it back."""
-    path = os.path.join(os.environ["CARMA_TRACE_OUT"], "steps")
-    if facts.get("rank", 0) or (count == 0 and os.path.exists(path)):
+    if facts.get("rank", 0) or (count == 0 and os.path.exists(gpu_processes.out_file("steps"))):
         return
     try:
-        gpu_processes.write_file(path, str(count).encode())
+        gpu_processes.write_file("steps", str(count).encode())
     except OSError:  # it is only a note
         pass
 
@@ -115,9 +114,7 @@ def _write(stop, reason, cause):
         if only_starts_others():
             return
         reason, cause = UNUSED, "no_gpu"
-    folder = os.environ["CARMA_TRACE_OUT"]
-    path = os.path.join(folder, "report.json")
-    if facts.get("rank", 0) or _worth(stop, cause) <= _worth_of(path):
+    if facts.get("rank", 0) or _worth(stop, cause) <= _worth_of_written():
         return
     body = {
         "format": 1,
@@ -134,8 +131,8 @@ def _write(stop, reason, cause):
         "flags": sorted(flags),
         **facts,
     }
-    gpu_processes.write_file(os.path.join(folder, "events.bin"), events)
-    gpu_processes.write_file(path, json.dumps(body).encode())
+    gpu_processes.write_file("events.bin", events)
+    gpu_processes.write_file("report.json", json.dumps(body).encode())
 
 
 def only_starts_others():
@@ -147,9 +144,9 @@ def _worth(stop, cause):
     return _CAUSE_WORTH.get(cause, _WORTH[stop])
 
 
-def _worth_of(path):
+def _worth_of_written():
     try:
-        with open(path, "rb") as file:
+        with open(gpu_processes.out_file("report.json"), "rb") as file:
             found = _CAUSE.search(file.read(256).decode(errors="replace"))
     except OSError:
         return -1

@@ -83,24 +83,23 @@ def _gru_cell_backward(grad, _kept, biased):
 # From nn.LSTM's call to cuDNN's.
 
 
-def _on_input(mode, plain):
-    composite = torch._C.DispatchKey.CompositeImplicitAutograd  # PyTorch's own cells, step by step
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # PyTorch's own cells, step by step
 
+
+def _on_input(mode, plain):
     def run(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
         args = (hx, params, has_biases, num_layers, dropout, train, bidirectional)
         if not _is_for_cudnn(input):
-            return plain._op_dk(composite, input, *args, batch_first)
+            return plain._op_dk(_COMPOSITE, input, *args, batch_first)
         return _call(mode, input, *args, batch_first, [])
 
     return run
 
 
 def _on_data(mode, plain):
-    composite = torch._C.DispatchKey.CompositeImplicitAutograd
-
     def run(data, batch_sizes, *args):
         if not _is_for_cudnn(data):
-            return plain._op_dk(composite, data, batch_sizes, *args)
+            return plain._op_dk(_COMPOSITE, data, batch_sizes, *args)
         return _call(mode, data, *args, False, batch_sizes.tolist())
 
     return run
