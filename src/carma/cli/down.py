@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -44,11 +45,9 @@ def command(cancel: bool) -> None:
 
 def _is_alive(pid: int) -> bool:
     """Whether the daemon serves or its process exists. A zombie does not count."""
-    try:
+    with contextlib.suppress(Unreachable):
         if ask(Client.server).pid == pid:
             return True
-    except Unreachable:
-        pass
     try:
         os.kill(pid, 0)
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text(errors="replace")

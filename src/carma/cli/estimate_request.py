@@ -193,34 +193,25 @@ def _request(options: Options, gpus: tuple[Gpu, ...]) -> EstimateRequest:
 def target_gpus(wanted: str | None, count: int) -> tuple[Gpu, ...]:
     """`count` GPUs of a model, or like a GPU of this machine."""
     card = None if wanted is None else find_card(wanted)
+    here = () if card is not None else DoctorFacts().found.gpus
+    if wanted is None and not here:
+        card = find_card(DEFAULT)
+        assert isinstance(card, Card)
+        note(f"NVML finds no GPU on this machine: the estimate is for an {card.name} (--gpu selects another)")
     if card is not None:
         return tuple(as_gpu(card, index) for index in range(count))
-    here = DoctorFacts().found.gpus
-    if wanted is None:
-        return _copies(here[0], count) if here else _of_default(count)
-    chosen = next((gpu for gpu in here if _matches(gpu, wanted)), None)
+    chosen = next((gpu for gpu in here if wanted is None or _matches(gpu, wanted)), None)
     if chosen is None:
-        raise _unknown(wanted, here)
-    return _copies(chosen, count)
+        raise _unknown(str(wanted), here)
+    # GPUs of the same kind; they need not exist.
+    more = (replace(chosen, id=GpuId(f"{chosen.id}-{index}"), index=chosen.index + index) for index in range(1, count))
+    return (chosen, *more)
 
 
 def _matches(gpu: Gpu, wanted: str) -> bool:
     """By index, by UUID or its beginning (as in CUDA_VISIBLE_DEVICES), or by the driver's name of the GPU."""
     is_uuid = wanted.startswith(("GPU-", "MIG-")) and len(wanted) > 4 and gpu.id.startswith(wanted)
     return is_uuid or wanted == str(gpu.index) or wanted.casefold() == gpu.name.casefold()
-
-
-def _copies(gpu: Gpu, count: int) -> tuple[Gpu, ...]:
-    """GPUs of the same kind; they need not exist."""
-    more = (replace(gpu, id=GpuId(f"{gpu.id}-{index}"), index=gpu.index + index) for index in range(1, count))
-    return (gpu, *more)
-
-
-def _of_default(count: int) -> tuple[Gpu, ...]:
-    card = find_card(DEFAULT)
-    assert isinstance(card, Card)
-    note(f"NVML finds no GPU on this machine: the estimate is for an {card.name} (--gpu selects another)")
-    return tuple(as_gpu(card, index) for index in range(count))
 
 
 def _unknown(wanted: str, here: tuple[Gpu, ...]) -> NotFound:

@@ -64,16 +64,12 @@ def line_of(run: Progress) -> str:
 def picture(runs: tuple[Progress, ...], width: int) -> RenderableType:
     """One panel for each run: side by side in a wide terminal, otherwise one below the other."""
     from rich.console import Group
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    across = len(runs) if width >= MIN_PANEL_WIDTH * len(runs) else 1
-    panels = [_panel(run, width // across) for run in runs]
-    if across == 1:
-        return Group(*panels)
-    grid = Table.grid(expand=True)
-    for _ in panels:
-        grid.add_column(ratio=1)
-    grid.add_row(*panels)
+    if width < MIN_PANEL_WIDTH * len(runs):
+        return Group(*(_panel(run, width) for run in runs))
+    grid = Table.grid(*(Column(ratio=1) for _ in runs), expand=True)
+    grid.add_row(*(_panel(run, width // len(runs)) for run in runs))
     return grid
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from contextlib import suppress
 
 from carma import procfs
 from carma.core.model.settings import Sharing
@@ -62,11 +63,10 @@ def ensure(directory: str, gpus: int, memory_mib: int, speed: float = 1.0) -> De
     A world of another shape is replaced only if no process uses it.
     """
     device = Device(directory)
-    if not device.exists():
-        return create(directory, gpus, memory_mib, speed)
-    try:
-        world = device.read()
-    except StoreError:  # cut short by a power failure: no process can use it
+    world = None
+    with suppress(StoreError):  # cut short by a power failure: no process can use it
+        world = device.read() if device.exists() else None
+    if world is None:
         return create(directory, gpus, memory_mib, speed)
     wanted = [(gpu_uuid(index), memory_mib) for index in range(gpus)]
     if [(gpu.id, gpu.memory_mib) for gpu in world.gpus] == wanted:
