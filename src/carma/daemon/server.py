@@ -202,7 +202,7 @@ def _build(paths: Paths, loaded: LoadedSettings, store: SqliteStore) -> DaemonPa
     check_listed(settings.placement.gpus, gpus)
     events = store.load()
     clock = SteadyClock(source.speed, not_before=last_time(events))
-    if clock.ahead_s > 60.0:
+    if source.speed == 1.0 and clock.ahead_s > 60.0:
         log.warning(
             "the last stored event is %s in the future: the machine's clock was set back, or this home was used with "
             "virtual GPUs at a higher speed; times are ahead until the clock has caught up, at half speed",
