@@ -12,7 +12,6 @@ from carma.demo.figures import (
     Row,
     change_percent,
     changes,
-    mean,
     percentile,
     plain_table,
     rows,
@@ -80,7 +79,6 @@ def test_percentiles_lie_between_the_nearest_values() -> None:
     assert percentile([4, 1, 3, 2], 50) == 2.5
     assert percentile(list(range(101)), 95) == 95
     assert percentile([1, 2], 100) == 2
-    assert mean([1, 2, 6]) == 3
     with pytest.raises(ValueError, match="at least one"):
         percentile([], 50)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from carma.core.model.units import show_j, show_s
@@ -77,19 +78,15 @@ def summarise(
         tasks=len(runs),
         succeeded=sum(run.succeeded for run in runs),
         makespan_s=max(run.ended_at for run in runs) - min(run.view.submitted_at for run in runs),
-        wait_mean_s=mean(waits),
+        wait_mean_s=fmean(waits),
         wait_p95_s=percentile(waits, 95),
-        completion_mean_s=mean([run.ended_at - run.view.submitted_at for run in runs]),
-        slowdown_mean=mean(slowdowns) if slowdowns else None,
+        completion_mean_s=fmean([run.ended_at - run.view.submitted_at for run in runs]),
+        slowdown_mean=fmean(slowdowns) if slowdowns else None,
         slowdown_p95=percentile(slowdowns, 95) if slowdowns else None,
         ooms=sum(_kind(attempt.outcome) == "out_of_memory" for run in runs for attempt in run.view.attempts),
         sm_active_mean=sm_active_mean,
         energy_j=energy_j,
     )
-
-
-def mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from statistics import fmean
 
 import msgspec
 
 from carma.core.model.values import Record, TaskSpec
-from carma.demo.figures import ReplayedTask, ReplayFigures, mean, summarise, time_average
+from carma.demo.figures import ReplayedTask, ReplayFigures, summarise, time_average
 from carma.errors import CarmaError
 from carma.testing.private_daemon import PrivateDaemon
 from carma.traces import Trace, TraceTask
@@ -150,7 +151,7 @@ def mean_activity(points: dict[str, list[tuple[float, float]]], since: float, un
     """Over all GPUs and the whole period; a GPU counts as idle before its first reading."""
     averages = [time_average([(since, 0.0), *of_gpu], until) for of_gpu in points.values()]
     known = [average for average in averages if average is not None]
-    return mean(known) if known else None
+    return fmean(known) if known else None
 
 
 def counter_between(points: list[tuple[float, float]], until: float) -> float | None:
