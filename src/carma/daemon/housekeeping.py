@@ -58,11 +58,7 @@ async def keep_tidy(shell: Shell, store: SqliteStore, log_dir: Path) -> None:
 
 async def prune(shell: Shell, store: SqliteStore, ended_before: float) -> None:
     """Remove tasks that ended before that time, then make the database file smaller."""
-
-    def remove() -> int:
-        return len(store.prune(ended_before, PRUNED_AT_ONCE))
-
-    removed = await _until_none(lambda: shell.in_store(remove))
+    removed = await _until_none(lambda: shell.in_store(lambda: len(store.prune(ended_before, PRUNED_AT_ONCE))))
     if removed:
         log.info("removed %s from the database", show_count(removed, "old task"))
     await _until_none(lambda: shell.in_store(store.shrink))

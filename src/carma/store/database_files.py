@@ -70,12 +70,10 @@ def check_existing(path: Path) -> None:
 
     Read-only: closing a connection that can write would move the log into the file.
     """
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0, isolation_level=None)
-    try:
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    with contextlib.closing(sqlite3.connect(address, uri=True, timeout=5.0, isolation_level=None)) as connection:
         check(connection, path)
         _, last = ends(connection)
-    finally:
-        connection.close()
     known = read_record(path)
     if known is not None and known[1] == identity(path) and last < known[0]:
         raise outdated(path, last, known[0], record_of(path))
@@ -128,12 +126,9 @@ def _create(path: Path) -> None:
         Path(f"{fresh}{suffix}").unlink(missing_ok=True)
     os.close(os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     try:
-        connection = sqlite3.connect(fresh, isolation_level=None)
-        try:
+        with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as connection:
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             migrate(connection)  # synced: SQLite's default outside WAL mode
-        finally:
-            connection.close()
         os.rename(fresh, path)
     except BaseException:
         fresh.unlink(missing_ok=True)

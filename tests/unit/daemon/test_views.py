@@ -39,7 +39,7 @@ def lens(world: World, owner: Owner = ALICE, *, admin: bool = False) -> ViewCont
 
 
 def shown(world: World, task: int, owner: Owner = ALICE) -> TaskView:
-    return task_views([world.state.tasks[task]], lens(world, owner))[0]  # type: ignore[index]
+    return next(task_views([world.state.tasks[task]], lens(world, owner)))  # type: ignore[index]
 
 
 def gpus(world: World) -> list[GpuView]:
@@ -285,7 +285,7 @@ def test_another_users_command_is_hidden_but_a_given_name_is_not() -> None:
     hidden = shown(world, plain, BOB)
     assert (hidden.name, hidden.command, hidden.directory, hidden.comment) == ("-", ("-",), "-", "")
     assert shown(world, named, BOB).name == "bert"
-    assert task_views([world.task(plain)], lens(world, BOB, admin=True))[0].command == ("python", "train.py")
+    assert next(task_views([world.task(plain)], lens(world, BOB, admin=True))).command == ("python", "train.py")
 
 
 def test_an_archived_task_is_shown_without_asking_the_queue() -> None:
@@ -294,7 +294,7 @@ def test_an_archived_task_is_shown_without_asking_the_queue() -> None:
     world.emit(StopRequested(world.now, task, Cancelled("alice"), 0.0))
     kept = world.task(task)
     world.state.drop(task)
-    assert task_views([kept], lens(world))[0].reason == "cancelled by alice"
+    assert next(task_views([kept], lens(world))).reason == "cancelled by alice"
     assert [entry.accepted for entry in explanation(kept, lens(world)).entries] == [False]
 
 

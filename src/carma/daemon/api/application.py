@@ -37,7 +37,7 @@ from carma.daemon.http.request import MIB, ApiCall, endpoint, problem
 from carma.daemon.shell import Shell
 from carma.daemon.views.explanation import explanation
 from carma.daemon.views.server_views import gpu_views, user_views
-from carma.daemon.views.task_views import code_of, reasons_of, task_view
+from carma.daemon.views.task_views import code_of, task_views
 from carma.errors import CarmaError, NotFound, Usage
 from carma.launch.attempt_files import AttemptFiles
 from carma.wire import api_types as t
@@ -135,11 +135,10 @@ class Api(Actions, HistoryRoutes):
 
     async def _views(self, tasks: list[Task], who: Identity) -> list[t.TaskView]:
         made: list[t.TaskView] = []
-        context = self._context(who)
-        reasons = reasons_of(tasks, context)
-        for start in range(0, len(tasks), _PIECE):
-            made.extend(task_view(task, context, reasons.get(task.id)) for task in tasks[start : start + _PIECE])
-            await asyncio.sleep(0)
+        for view in task_views(tasks, self._context(who)):
+            made.append(view)
+            if len(made) % _PIECE == 0:
+                await asyncio.sleep(0)
         return made
 
     async def task(self, call: ApiCall) -> t.TaskView:

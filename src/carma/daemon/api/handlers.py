@@ -44,7 +44,7 @@ class Handlers:
         return ViewContext(shell.state, shell.clock.now(), who, shell.paths.log_dir, self._estimates.stage)
 
     def _view(self, task: Task, who: Identity) -> TaskView:
-        return task_views([task], self._context(who))[0]
+        return next(task_views([task], self._context(who)))
 
     async def _own_task(self, call: ApiCall) -> Task:
         """The task of a route that only its owner and administrators may use."""

@@ -217,9 +217,7 @@ def encode(sequence: int, event: Durable, state: State) -> bytes:
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (sequence, name.encode("ascii"), msgspec.json.encode(shown))
 
 
-async def server_sent_events(
-    subscription: Subscription, state: Callable[[], State], heartbeat_s: float = HEARTBEAT_S
-) -> AsyncIterator[bytes]:
+async def server_sent_events(subscription: Subscription, state: Callable[[], State]) -> AsyncIterator[bytes]:
     """The body of the stream. It ends with the subscription, whose buffer is bounded.
 
     The first comment is sent at once, so that a client knows that it is subscribed before it does anything else.
@@ -228,7 +226,7 @@ async def server_sent_events(
         yield b": subscribed\n\n"
         while True:
             try:
-                async with asyncio.timeout(heartbeat_s):
+                async with asyncio.timeout(HEARTBEAT_S):
                     sequence, event = await anext(subscription)
             except TimeoutError:
                 yield _HEARTBEAT

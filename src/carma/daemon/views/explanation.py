@@ -39,7 +39,7 @@ def _entry(verdict: Verdict, gpu: Gpu | None) -> t.ExplainEntry:
 def explanation(task: Task, context: ViewContext) -> t.Explanation:
     """Why a task waits or runs where it does; for a finished task, how it ended and its last attempt's decision."""
     state, status = context.state, task.status
-    view = task_views([task], context)[0]
+    view = next(task_views([task], context))
     shown = task.attempts[-1] if task.attempts and isinstance(status, Starting | Running | Finished) else None
     if isinstance(status, Finished):  # the stored decision, because the GPUs have changed since
         reason, decided = view.reason, shown.decision if shown is not None else ""

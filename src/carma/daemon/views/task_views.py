@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, assert_never
 
@@ -66,10 +66,10 @@ def code_of(status: s.Status) -> str:
             assert_never(status)
 
 
-def task_views(tasks: Iterable[Task], context: ViewContext) -> list[t.TaskView]:
-    listed = list(tasks)
-    reasons = reasons_of(listed, context)
-    return [task_view(task, context, reasons.get(task.id)) for task in listed]
+def task_views(tasks: Sequence[Task], context: ViewContext) -> Iterator[t.TaskView]:
+    """Made one by one, so that the caller can pause between them."""
+    reasons = reasons_of(tasks, context)
+    return (task_view(task, context, reasons.get(task.id)) for task in tasks)
 
 
 def reasons_of(tasks: Iterable[Task], context: ViewContext) -> dict[TaskId, Waiting]:
