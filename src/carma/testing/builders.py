@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from carma.core.attempt_end import ended
 from carma.core.machine import step
 from carma.core.model.commands import Command
@@ -27,6 +29,7 @@ from carma.core.model.settings import Rules
 from carma.core.model.status import Finished
 from carma.core.model.task import Task
 from carma.core.model.values import (
+    NO_ACTIVITY,
     Activity,
     AttemptKey,
     Capabilities,
@@ -185,13 +188,10 @@ class World:
 
     def sample_memory(self) -> None:
         """A memory sample, as the daemon takes between two full samples."""
-        seen = [self._sample(found) for found in self.state.gpus.values()]
+        samples = [self._sample(found) for found in self.state.gpus.values()]
         self._counted_at = self.now
-        looks = tuple(
-            GpuSample(gpu=one.gpu, at=one.at, memory_used_mib=one.memory_used_mib, processes=one.processes)
-            for one in seen
-        )
-        self.emit(MemorySampled(self.now, looks))
+        memory = (replace(one, activity=NO_ACTIVITY, power_w=None, energy_j=None) for one in samples)
+        self.emit(MemorySampled(self.now, tuple(memory)))
 
     def _sample(self, found: Gpu) -> GpuSample:
         if found.id in self.faults:
