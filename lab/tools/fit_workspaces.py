@@ -28,7 +28,7 @@ from sklearn.ensemble import (  # type: ignore[import-not-found,unused-ignore]
 
 from carma.trial.replay.conv_formulas import MORE, NONE, OTHER, formula_bytes
 from carma.trial.replay.conv_shapes import ConvShape, features, of_row, scratch_bytes, tensor_bytes
-from carma.trial.replay.conv_workspaces import SHIPPED, ConvModel, DecisionTree, LearntChoice, MeasuredShape
+from carma.trial.replay.conv_workspaces import SHIPPED, ConvModel, DecisionTree, LearntChoice
 
 MIB = 1 << 20
 SLACK_BYTES = 2048  # an engine's own pointers; the allocator's granularity is of that order
@@ -185,11 +185,11 @@ def near(guess_bytes: int, true_bytes: int) -> bool:
     return abs(guess_bytes - true_bytes) <= max(MIB, NEAR * true_bytes)
 
 
-def _missed(learnt: LearntChoice, samples: Sequence[Sample]) -> Iterator[MeasuredShape]:
+def _missed(learnt: LearntChoice, samples: Sequence[Sample]) -> Iterator[tuple[ConvShape, int]]:
     """Shapes that were measured and that the trees get wrong all the same."""
     for sample in samples:
         if not near(learnt.scratch_bytes(sample.shape), sample.scratch_bytes):
-            yield MeasuredShape(shape=sample.shape, scratch_bytes=sample.scratch_bytes)
+            yield sample.shape, sample.scratch_bytes
 
 
 def check(samples: Sequence[Sample]) -> None:

@@ -29,12 +29,7 @@ _ANY_CARD_BYTES = 1 << 40  # if the GPU's memory is unknown: it only sets the le
 
 
 class AllocatorOutOfMemory(Exception):
-    """The request did not fit, even after the whole cache was released. `figures`: wanted, allocated, reserved and
-    limit bytes."""
-
-    def __init__(self, **figures: int) -> None:
-        super().__init__(f"out of memory: {figures}")
-        self.figures = figures
+    """The request did not fit, even after the whole cache was released."""
 
 
 def round_request(size: int, options: AllocatorOptions) -> int:
@@ -201,11 +196,9 @@ class CachingAllocator:
             block = self._new_block(pool, rounded, stream)
         if block is None:
             limit = min(bound for bound in (self._limit, self._capacity) if bound is not None)
+            wanted = segment_for(rounded, self._options)
             raise AllocatorOutOfMemory(
-                wanted_bytes=segment_for(rounded, self._options),
-                allocated_bytes=self.allocated,
-                reserved_bytes=self.reserved,
-                limit_bytes=limit,
+                f"wanted {wanted}, allocated {self.allocated}, reserved {self.reserved}, limit {limit} bytes"
             )
         return block
 

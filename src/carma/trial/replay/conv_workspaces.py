@@ -44,13 +44,6 @@ class DecisionTree(Record, frozen=True, kw_only=True):
         return self.threshold[at]
 
 
-class MeasuredShape(Record, frozen=True, kw_only=True, array_like=True):
-    """A shape for which the trees are wrong, with its measured workspace."""
-
-    shape: ConvShape
-    scratch_bytes: int
-
-
 class LearntChoice(Record, frozen=True, kw_only=True):
     """Which formula holds for a shape, and what is added to it."""
 
@@ -58,7 +51,7 @@ class LearntChoice(Record, frozen=True, kw_only=True):
     choose: tuple[DecisionTree, ...]  # a formula, by its index
     more: tuple[DecisionTree, ...]  # log2 of the bytes added to it
     other: tuple[DecisionTree, ...]  # if no formula holds: log2 of the bytes over those of all tensors
-    measured: tuple[MeasuredShape, ...] = ()
+    measured: tuple[tuple[ConvShape, int], ...] = ()  # shapes for which the trees are wrong, with their bytes
 
     def scratch_bytes(self, shape: ConvShape) -> int:
         values = features(shape)
@@ -88,8 +81,7 @@ class ConvWorkspaces:
     def __init__(self, model: ConvModel, measured: Iterable[tuple[ConvShape, int]] = ()) -> None:
         """A measured shape with `benchmark` has the memory of the trial, not of the engine that was kept."""
         self._model = model
-        self._calls = {each.shape: each.scratch_bytes for each in model.call.measured}
-        self._trials = {each.shape: each.scratch_bytes for each in model.trial.measured}
+        self._calls, self._trials = dict(model.call.measured), dict(model.trial.measured)
         for shape, size in measured:
             (self._trials if shape.benchmark else self._calls)[shape] = size
 
