@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpumemnet import FAMILIES
-from gpumemnet.dataset.describe import Family, Range, describe, figure
+from gpumemnet.dataset.describe import Family, describe, figure
 from gpumemnet.dataset.schema import COLUMNS
 from gpumemnet.dataset.table import read
 from tools.markdown import filled, renew, table
@@ -36,16 +36,21 @@ def columns() -> str:
 
 def figures(families: Sequence[Family]) -> str:
     counts = [
-        (one.family, f"{one.rows:,}", f"{one.oom:,}", f"{one.active:,}", ", ".join(one.dates), _measured_on(one))
+        (one.family, f"{one.rows:,}", f"{one.oom:,}", f"{one.active:,}", ", ".join(one.dates), on)
         for one in families
+        for on in ["; ".join(", ".join(f"{name} {value}" for name, value in gpu.items()) for gpu in one.measured_on)]
     ]
-    ranges = [(one.family, each) for one in families for each in one.ranges if each.name in RANGES]
     classes = [
         (one.family, width, " ".join(f"{count:,}" for count in counted))
         for one in families
         for width, counted in one.classes.items()
     ]
-    lines = [_range(*one) for one in ranges]
+    ranges = [
+        (one.family, each.name, *map(figure, (each.least, each.p10, each.median, each.p90, each.most)), each.unit)
+        for one in families
+        for each in one.ranges
+        if each.name in RANGES
+    ]
     shares = [
         (one.family, name, ", ".join(f"{word} {100 * share:.0f} %" for word, share in of.items()))
         for one in families
@@ -53,19 +58,10 @@ def figures(families: Sequence[Family]) -> str:
     ]
     return "\n".join((
         table(("family", "runs", "out of memory", "with activity", "measured", "on"), counts),
-        table(("family", "quantity", "least", "p10", "median", "p90", "most", "unit"), lines),
+        table(("family", "quantity", "least", "p10", "median", "p90", "most", "unit"), ranges),
         table(("family", "class width", "runs in each class, from 0 on"), classes),
         table(("family", "setting", "share of the runs"), shares),
     ))  # fmt: skip
-
-
-def _range(family: str, one: Range) -> tuple[str, ...]:
-    values = (one.least, one.p10, one.median, one.p90, one.most)
-    return (family, one.name, *(figure(value) for value in values), one.unit)
-
-
-def _measured_on(one: Family) -> str:
-    return "; ".join(", ".join(f"{name} {value}" for name, value in place.items()) for place in one.measured_on)
 
 
 def page(card: Path = CARD, folder: str = "h200") -> str:

@@ -24,18 +24,12 @@ from carma_lab.simulator.request import Request, simulation
 from carma_lab.simulator.simulation import Simulation
 from lab.tools import fit_power
 from lab.tools.profile_tables import Pair, figures_of, published_of
-from lab.tools.published import FIGURES, Solo
+from lab.tools.published import EXCLUSIVE, FIGURES, RANGES, Solo
 from lab.tools.simulated_table import made_by
 from tools.markdown import filled, table
 
 SHOWN = ("sm_active", "sm_occupancy", "dram_active", "power_w")
-# Exclusive runs on four A100s, means over active samples; and MAGM with the measured peak over exclusive, with energy,
-# all by GitHub ehsanyousefzadehasl/AEGIS (final_representative_evaluation_analysis). `run` is a mean over the three.
-EXCLUSIVE = {
-    "philly": {"sm_active": 0.423, "sm_occupancy": 0.193, "dram_active": 0.262, "power_w": 218.0},
-    "saturn": {"sm_active": 0.430, "sm_occupancy": 0.194, "dram_active": 0.252, "power_w": 213.0},
-    "venus": {"sm_active": 0.605, "sm_occupancy": 0.269, "dram_active": 0.265, "power_w": 221.0},
-}
+# MAGM with the measured peak over exclusive runs (published.EXCLUSIVE). `run` is a mean over the three.
 MAGM = {
     "philly": {"makespan": 0.733, "energy": 0.858},
     "saturn": {"makespan": 0.682, "energy": 0.858},
@@ -59,6 +53,7 @@ def check(pairs: Sequence[Pair], published: Mapping[str, Solo], path: Path) -> N
 
 def worked_out(pairs: Sequence[Pair], published: Mapping[str, Solo], path: str) -> dict[str, Any]:
     tasks = [_distance(pair, published) for pair in pairs]
+    makespan = prod(one["makespan"] for one in MAGM.values()) ** (1 / len(MAGM))
     return {
         "about": {
             **made_by(f"lab.tools.profile_tables --check {path}"),
@@ -67,7 +62,7 @@ def worked_out(pairs: Sequence[Pair], published: Mapping[str, Solo], path: str) 
         },
         "exclusive": {"published": EXCLUSIVE, **{name: _exclusive(name) for name in SHIPPED}},
         "magm_over_exclusive": {
-            "published": {**MAGM, "run_mean": MAGM_RUN, "makespan_geometric_mean": round(_published_makespan(), 3)},
+            "published": {**MAGM, "run_mean": MAGM_RUN, "makespan_geometric_mean": round(makespan, 3)},
             **{name: _ratios(name) for name in SHIPPED},
         },
         "power_fit": _power_fit(),
@@ -78,10 +73,6 @@ def worked_out(pairs: Sequence[Pair], published: Mapping[str, Solo], path: str) 
         "scaled_less_published": {figure: _spread(tasks, figure) for figure in FIGURES},
         "tasks": tasks,
     }
-
-
-def _published_makespan() -> float:
-    return float(prod(one["makespan"] for one in MAGM.values()) ** (1 / len(MAGM)))
 
 
 def _exclusive(name: str) -> dict[str, float]:
@@ -172,23 +163,22 @@ def page(found: Mapping[str, Any]) -> list[str]:
 
 
 def _shown_rows(exclusive: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    published = [exclusive["published"][name] for name in EXCLUSIVE]
-    rows: list[tuple[str, ...]] = [
-        ("published", *(f"{_told(min(a), n)} to {_told(max(a), n)}" for n, a in _columns(published, SHOWN)))
+    published = (f"{_told(low, name)} to {_told(high, name)}" for name, (low, high) in RANGES.items())
+    return [
+        ("published", *published),
+        *((name, *(_told(exclusive[name][figure], figure) for figure in SHOWN)) for name in SHIPPED),
     ]
-    return rows + [(name, *(_told(exclusive[name][figure], figure) for figure in SHOWN)) for name in SHIPPED]
 
 
 def _ratio_rows(ratios: Mapping[str, Any]) -> list[tuple[str, ...]]:
     theirs = ratios["published"]
-    traces = [theirs[name] for name in MAGM]
-    ends = {n: f"{min(a):.2f} to {max(a):.2f}" for n, a in _columns(traces, ("makespan", "energy"))}
-    rows: list[tuple[str, ...]] = [("published", ends["makespan"], f"{theirs['run_mean']:.2f}", ends["energy"])]
+
+    def span(figure: str) -> str:
+        values = [theirs[name][figure] for name in MAGM]
+        return f"{min(values):.2f} to {max(values):.2f}"
+
+    rows: list[tuple[str, ...]] = [("published", span("makespan"), f"{theirs['run_mean']:.2f}", span("energy"))]
     return rows + [(name, *(f"{ratios[name][figure]:.2f}" for figure in RATIOS)) for name in SHIPPED]
-
-
-def _columns(rows: Sequence[Mapping[str, float]], names: Sequence[str]) -> list[tuple[str, list[float]]]:
-    return [(name, [row[name] for row in rows]) for name in names]
 
 
 def _far_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -40,13 +40,6 @@ from tools.markdown import table
 
 PROFILES = Path("lab/results/h200/profiles.json")
 RAMP_S = 20.0  # assumed. Published: what 50 such tasks hold 30 s after their first activity is what they hold at 200 s
-# Means over active samples of an exclusive run (AEGIS evaluation; its traces Philly, Saturn and Venus are not ours).
-PUBLISHED = {
-    "sm_active": (0.42, 0.61),
-    "sm_occupancy": (0.19, 0.27),
-    "dram_active": (0.25, 0.27),
-    "power_w": (213.0, 221.0),
-}
 
 
 class Pair(NamedTuple):
@@ -85,14 +78,8 @@ def shown_of(row: Mapping[str, Any]) -> Shown:
 
 
 def figures_of(scaled: Scaled) -> dict[str, float]:
-    demand = scaled.demand
-    return {
-        "sm_active": demand.sm_active,
-        "sm_occupancy": demand.sm_occupancy,
-        "dram_active": demand.dram_active,
-        "gr_active": demand.gr_active or 0.0,
-        "power_w": scaled.power_w,
-    }
+    shares = {name: getattr(scaled.demand, name) or 0.0 for name in FIGURES if name != "power_w"}
+    return {**shares, "power_w": scaled.power_w}
 
 
 def averages(trace: Trace, pairs: Iterable[Pair]) -> tuple[dict[str, float], float]:
@@ -157,13 +144,14 @@ def print_averages(pairs: Sequence[Pair]) -> None:
     rows = []
     for name in SHIPPED:
         values, without = averages(find(name), pairs)
-        rows.append((name, *(_beside(values[figure], figure) for figure in PUBLISHED), f"{without:.0%}"))
-    print(table(("trace", *(f"{figure} ({a:g} to {b:g})" for figure, (a, b) in PUBLISHED.items()), "unknown"), rows))
+        rows.append((name, *(_beside(values[figure], figure) for figure in publishing.RANGES), f"{without:.0%}"))
+    titles = (f"{figure} ({low:g} to {high:g})" for figure, (low, high) in publishing.RANGES.items())
+    print(table(("trace", *titles, "unknown"), rows))
 
 
 def _beside(value: float, figure: str) -> str:
     """The value, and how far it lies outside what was published."""
-    low, high = PUBLISHED[figure]
+    low, high = publishing.RANGES[figure]
     off = min(0.0, value - low) + max(0.0, value - high)
     form = ".0f" if figure == "power_w" else ".2f"
     return f"{value:{form}} ({off / (low if off < 0 else high):+.0%})" if off else f"{value:{form}} (within)"

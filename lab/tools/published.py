@@ -1,4 +1,4 @@
-"""What was published of the traces' tasks alone on an A100 40 GB: lab/results/a100/solo.csv, which names its source."""
+"""What was published of the traces' tasks on A100s of 40 GB: alone (lab/results/a100/solo.csv), in exclusive runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ from typing import NamedTuple
 
 SOLO = Path("lab/results/a100/solo.csv")
 FIGURES = ("sm_active", "sm_occupancy", "dram_active", "gr_active", "power_w")
+# Exclusive runs of other traces on four A100s, means over active samples, by GitHub ehsanyousefzadehasl/AEGIS
+# (final_representative_evaluation_analysis).
+EXCLUSIVE = {
+    "philly": {"sm_active": 0.423, "sm_occupancy": 0.193, "dram_active": 0.262, "power_w": 218.0},
+    "saturn": {"sm_active": 0.430, "sm_occupancy": 0.194, "dram_active": 0.252, "power_w": 213.0},
+    "venus": {"sm_active": 0.605, "sm_occupancy": 0.269, "dram_active": 0.265, "power_w": 221.0},
+}
+RANGES = {
+    figure: (min(run[figure] for run in EXCLUSIVE.values()), max(run[figure] for run in EXCLUSIVE.values()))
+    for figure in EXCLUSIVE["philly"]
+}
 
 
 class Solo(NamedTuple):

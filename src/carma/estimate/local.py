@@ -120,7 +120,7 @@ def answers(
         )
 
 
-def make_trials(rules: Rules, environ: Mapping[str, str], steps: int | None) -> Trials:
+def make_trials(rules: Rules, environ: Mapping[str, str], steps: int | None) -> TrialRuns:
     """Trial runs with the limits of the rules, cached in the caller's own cache directory."""
     memory = rules.memory
     return TrialRuns(

@@ -84,8 +84,10 @@ def run(options: Options) -> int:
     check_runtime()
     machine = facts()
     folder = SHIPPED if options.models is None else Path(options.models)
-    missing = _missing(folder)
-    timings = [*_parser(options.runs), *_models(options.runs, folder)]
+    models = _models(folder)
+    timings = list(_parser(options.runs))
+    for model in filter(None, models.values()):
+        timings += _of_model(model, options.runs)
     report = Report(
         command=command_of("gpumemnet", options),
         machine=machine,
@@ -94,7 +96,7 @@ def run(options: Options) -> int:
         runs=options.runs,
         limit_ms=LIMIT_MS,
         timings=tuple(timings),
-        skipped=tuple(f"{family}-{kind}: there is no such model in {folder}" for family, kind in missing),
+        skipped=tuple(f"{name}: there is no such model in {folder}" for name, model in models.items() if model is None),
     )
     if options.out != "-":
         show(report)
@@ -102,13 +104,14 @@ def run(options: Options) -> int:
     return 0
 
 
-def _missing(folder: Path) -> list[tuple[Family, Kind]]:
+def _models(folder: Path) -> dict[str, Model | None]:
+    """Every family and kind; None where the folder has no such model."""
     if not folder.is_dir():
         raise Usage(f"{folder} is no directory of models", HINT)
-    missing = [name for name in _names() if load(*name, "", (folder,)) is None]
-    if len(missing) == len(list(_names())):
+    models = {f"{family}-{kind}": load(family, kind, "", (folder,)) for family in FAMILIES for kind in KINDS}
+    if not any(models.values()):
         raise Usage(f"there is no model in {folder}", HINT)
-    return missing
+    return models
 
 
 def show(report: Report) -> None:
@@ -139,14 +142,8 @@ def _parser(runs: int) -> Iterator[Timing]:
         yield _timed("parser", name, layers, partial(read_text, text, batch=2), runs, published)
 
 
-def _models(runs: int, folder: Path) -> Iterator[Timing]:
-    for family, kind in _names():
-        model = load(family, kind, "", (folder,))
-        if model is not None:
-            yield from _of_model(model, _asked(family), runs)
-
-
-def _of_model(model: Model, described: Described, runs: int) -> Iterator[Timing]:
+def _of_model(model: Model, runs: int) -> Iterator[Timing]:
+    described = _asked(model.facts.family)
     of, kind = f"{model.facts.family}, {model.facts.kind}-based", model.facts.kind
     fed = inside(features(described), model.facts)
 
@@ -172,10 +169,6 @@ def _timed(
         p95_ms=round(percentile(spans_ms, 95), 4),
         published_ms=published,
     )
-
-
-def _names() -> Iterator[tuple[Family, Kind]]:
-    return ((family, kind) for family in FAMILIES for kind in KINDS)
 
 
 def _asked(family: Family) -> Described:

@@ -8,8 +8,10 @@ from typing import Any
 
 import msgspec
 
+from carma.errors import Refused
 from carma_lab.bench.gpu.meter import Shown
 from carma_lab.bench.results_file import print_table, say, shown
+from carma_lab.reports.drawing import DPI, figure, styled
 
 NAMES = {"timeslice": "naive (time slicing)", "mps": "MPS", "mig": "MIG"}
 COLOURS = {"timeslice": "#8a8d91", "mps": "#1f6feb", "mig": "#d9822b"}
@@ -116,30 +118,29 @@ def draw(head: dict[str, Any], points: Sequence[Point], path: str, figures: str)
     if not points:
         return f"No picture: no point was measured. {figures} says why."
     try:
-        import matplotlib
-    except ImportError:
+        with styled("collocation"):
+            _drawn(head, points).savefig(path, dpi=DPI)
+    except Refused:
         return (
             f"Figures in {figures}. No picture: matplotlib is not installed. Get it and draw: "
             f"pip install matplotlib && carma bench collocation --redraw {figures}"
         )
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    return None
 
+
+def _drawn(head: dict[str, Any], points: Sequence[Point]) -> Any:
     tasks = list(dict.fromkeys(point.task for point in points))
-    figure, axes = pyplot.subplots(len(tasks), 2, figsize=(11, 3.9 * len(tasks)), squeeze=False, layout="constrained")
-    for (left, right), task in zip(axes, tasks, strict=True):
+    drawn = figure(11, 3.9 * len(tasks))
+    for (left, right), task in zip(drawn.subplots(len(tasks), 2, squeeze=False), tasks, strict=True):
         own = [point for point in points if point.task == task]
         name = head.get("tasks", {}).get(task, task)
         _throughput(left, task, own, f"{task} task ({name})")
         _energy(right, own)
-    figure.suptitle(
+    drawn.suptitle(
         f"Copies of one training task on one GPU: {head.get('gpu')}, driver {head.get('driver')}, "
-        f"torch {head.get('torch')}, {head.get('date')}",
-        fontsize=10,
+        f"torch {head.get('torch')}, {head.get('date')}"
     )
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-    return None
+    return drawn
 
 
 def _throughput(axes: Any, task: str, points: Sequence[Point], title: str) -> None:
@@ -153,7 +154,7 @@ def _throughput(axes: Any, task: str, points: Sequence[Point], title: str) -> No
     else:
         axes.axhspan(low, high, color="#b42318", alpha=0.25, linewidth=0, label=label)
     axes.axhline(1.0, color="#c9ccd1", linewidth=1.0, zorder=0)
-    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_title(title)
     axes.set_ylabel("throughput, against one copy alone")
     _finish(axes, most)
 
@@ -161,7 +162,7 @@ def _throughput(axes: Any, task: str, points: Sequence[Point], title: str) -> No
 def _energy(axes: Any, points: Sequence[Point]) -> None:
     for mechanism in dict.fromkeys(point.mechanism for point in points):
         _line(axes, mechanism, [(p.copies, p.energy_per_image_j) for p in points if p.mechanism == mechanism])
-    axes.set_title("energy of the whole card", fontsize=10, loc="left")
+    axes.set_title("energy of the whole card")
     axes.set_ylabel("J an image")
     _finish(axes, max(point.copies for point in points))
 
@@ -178,7 +179,5 @@ def _finish(axes: Any, most: int) -> None:
     axes.set_xlabel("copies at the same time")
     axes.set_xticks(range(1, most + 1))
     axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
-    axes.grid(axis="y", color="#e5e7eb", linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend()

@@ -16,29 +16,11 @@ import time
 from collections import deque
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 FRAMEWORK_LIMITS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 WARM_STEPS = 8
 LOOK_S = 0.02
-
-
-class Card(Protocol):
-    """The GPU that this process was given."""
-
-    def step(self) -> int:
-        """Train; so many steps have ended meanwhile."""
-        ...
-
-    def take(self, mib: int) -> None:
-        """Hold so much more, for good."""
-        ...
-
-    def facts(self) -> dict[str, Any]:
-        """What the process itself knows of its memory."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class TorchCard:
@@ -59,6 +41,7 @@ class TorchCard:
         torch.zeros(1, device="cuda")  # the context
 
     def step(self) -> int:
+        """Trains. Returns the number of steps that have ended meanwhile."""
         self._step()
         mark = self._torch.cuda.Event(blocking=False)
         mark.record()
@@ -68,9 +51,11 @@ class TorchCard:
         return 1
 
     def take(self, mib: int) -> None:
+        """Allocates memory for the rest of the run."""
         self._held.append(self._torch.empty(mib << 20, dtype=self._torch.uint8, device="cuda"))
 
     def facts(self) -> dict[str, Any]:
+        """What the process itself knows about its memory."""
         return {
             "reserved_mib": self._torch.cuda.max_memory_reserved() >> 20,
             "torch": self._torch.__version__,
@@ -143,6 +128,9 @@ class Log:
 
     def close(self) -> None:
         self._file.close()
+
+
+Card = TorchCard | VirtualCard
 
 
 def main() -> int:

@@ -14,6 +14,7 @@ from carma.config import load_settings
 from carma.core.model.settings import Rules
 from carma.core.model.values import Gpu, Record
 from carma.errors import Usage
+from carma.estimate.local import make_trials
 from carma.paths import find_paths
 from carma.trial.cards import DEFAULT, as_gpu, find_card, unknown_card
 from carma_lab.bench.machine import Machine, facts
@@ -21,7 +22,7 @@ from carma_lab.bench.memory import comparison_file as written
 from carma_lab.bench.memory import figures, published18
 from carma_lab.bench.memory.figures import Row, Summary
 from carma_lab.bench.memory.measured import Head, Measured, drawn, read_truth
-from carma_lab.bench.memory.queries import BEST, Asker, ClosingTrials, Folds, chosen_estimators, own_trials
+from carma_lab.bench.memory.queries import BEST, Asker, ClosingTrials, Folds, chosen_estimators
 from carma_lab.bench.memory.truth import Interpreter, find_interpreter
 from carma_lab.bench.results_file import check_place, command_of, say, write
 
@@ -65,7 +66,7 @@ class Study:
         self._gpu = _gpu(options.gpu or (published18.GPU if options.published18 else DEFAULT))
         self._rules: Rules = load_settings(find_paths(os.environ), os.environ).settings
         self._interpreter = interpreter or find_interpreter(options.python)
-        self._trials = trials or own_trials(self._rules, os.environ)
+        self._trials = trials or make_trials(self._rules, os.environ, None)
         self._folds = None if options.folds is None else Folds(Path(options.folds))
         self._machine: Machine = facts()
 

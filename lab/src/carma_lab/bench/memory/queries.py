@@ -6,7 +6,7 @@ import gzip
 import os
 import pwd
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from carma.core.model.values import Gpu, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
 from carma.errors import Usage
 from carma.estimate.combination import make_estimator
-from carma.estimate.local import STEPS, EstimatorAnswer, SharedTrial, answers, cache_directory
+from carma.estimate.local import EstimatorAnswer, SharedTrial, answers
 from carma.plugins import ESTIMATORS, names
 from carma.store.memory import MemoryStore
 from carma.trial.layers.description import Described
@@ -28,7 +28,6 @@ from carma.trial.protocol import Context, Trial, Trials
 from carma.trial.replay import card_constants as constants
 from carma.trial.replay.conv_workspaces import ConvModel, ConvWorkspaces
 from carma.trial.replay.footprint import figure
-from carma.trial.trial_run import TrialRuns
 from carma_lab.bench.memory.figures import Row
 from carma_lab.bench.memory.measured import MIB, Measured
 
@@ -84,17 +83,6 @@ def chosen_estimators(wanted: Sequence[str]) -> tuple[str, ...]:
         if name not in known:
             raise Usage(f"there is no estimator {name!r} to compare", f"There are {', '.join(known)}, or all.")
     return tuple(dict.fromkeys(wanted))
-
-
-def own_trials(rules: Rules, environ: Mapping[str, str]) -> TrialRuns:
-    """In the caller's own cache, so that a comparison that was broken off goes on where it was."""
-    memory = rules.memory
-    return TrialRuns(
-        cache_dir=cache_directory(environ),
-        limit_s=memory.trial_limit_s,
-        memory_mib=memory.trial_memory_mib,
-        steps=STEPS,
-    )
 
 
 class Asker(NamedTuple):

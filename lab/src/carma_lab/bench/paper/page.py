@@ -65,25 +65,26 @@ def _ooms(one: Any) -> str:
 
 def _variants(rows: Sequence[Any]) -> str:
     traces = list(rows[0]["traces"])
-    rows_of_all = [
-        (_name(one), *(figure(one["traces"][name]["makespan"], 2) for name in traces), *_figures(one["mean"]))
+    lines = [
+        (
+            f"{one['name']} ({one['about']})" if one["about"] else one["name"],
+            *(figure(one["traces"][name]["makespan"], 2) for name in traces),
+            *(figure(one["mean"][name]) for name in COLUMNS),
+            *(str(one["mean"][name]) for name in ("ooms", "failed")),
+        )
         for one in rows
     ]
-    return table(("variant", *(f"`{name}`" for name in traces), *TITLES), rows_of_all)
-
-
-def _name(one: Any) -> str:
-    return f"{one['name']} ({one['about']})" if one["about"] else str(one["name"])
-
-
-def _figures(mean: Mapping[str, Any]) -> tuple[str, ...]:
-    return (*(figure(mean[name]) for name in COLUMNS), str(mean["ooms"]), str(mean["failed"]))
+    return table(("variant", *(f"`{name}`" for name in traces), *TITLES), lines)
 
 
 def curves(part: Any) -> list[str]:
+    # An older file has one bound for all caps.
+    of_each_cap = all("bound" in point for one in part["traces"].values() for point in one["curve"])
+    limit = "in brackets the limit of a makespan if nobody takes longer than the cap allows"
+    bound = limit if of_each_cap else "the bound is a makespan"
     return [
         "## Curve over the slowdown cap\n",
-        f"goodput, {part['gpus']} GPUs. Each cell: makespan, mean run time; {_brackets(part)}.\n",
+        f"goodput, {part['gpus']} GPUs. Each cell: makespan, mean run time; {bound}.\n",
         _curve_table(part),
         "Whether the curve (caps 1.1 to 2) lies below each baseline's point: a lower makespan at no more run time. "
         "*Left*: the point lies left of it. Each cap is one run, and the curve jumps: several caps are held against "
@@ -91,12 +92,6 @@ def curves(part: Any) -> list[str]:
         _below_table(part),
         "![Curves](paper-curves.png)\n",
     ]
-
-
-def _brackets(part: Any) -> str:
-    if all("bound" in point for one in part["traces"].values() for point in one["curve"]):
-        return "in brackets the limit of a makespan if nobody takes longer than the cap allows"
-    return "the bound is a makespan"  # older files have one for all caps
 
 
 def _curve_table(part: Any) -> str:
