@@ -37,13 +37,17 @@ Predicate = Callable[[State], bool]
 
 
 class Change(NamedTuple):
-    """A request to the writer: `make` returns the events; `done` gets the sequence number of the last one."""
+    """A request to the writer: `make` returns the events; `done` is set once they are durable and stepped."""
 
     make: Make
-    done: asyncio.Future[int]
+    done: asyncio.Future[None]
 
-    def fail(self, error: Exception) -> None:
-        if not self.done.done():
+    def end(self, error: Exception | None = None) -> None:
+        if self.done.done():  # its client has left
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
             self.done.set_exception(error)
 
 
@@ -113,16 +117,16 @@ class Shell:
 
     # Changes.
 
-    async def commit(self, events: Sequence[Durable]) -> int:
-        """The sequence number of the last of these events, once they are durable and stepped."""
-        return await self.change(lambda _state: events)
+    async def commit(self, events: Sequence[Durable]) -> None:
+        """Until these events are durable and stepped."""
+        await self.change(lambda _state: events)
 
-    async def change(self, make: Make) -> int:
+    async def change(self, make: Make) -> None:
         """Commit the events that `make` returns for the state at that moment. Raises what `make` raises."""
-        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.changes.append(Change(make, done))
         self.wake.set()
-        return await done
+        await done
 
     def observe(self, event: Transient) -> None:
         """Step an event that is not stored: a sample, or the passing of time."""
@@ -210,7 +214,7 @@ class Shell:
 
     def fail_changes(self, error: CarmaError) -> None:
         while self.changes:
-            self.changes.popleft().fail(error)
+            self.changes.popleft().end(error)
 
     def close(self) -> None:
         """Must be called after the writer has ended."""

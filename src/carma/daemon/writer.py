@@ -108,20 +108,19 @@ class Writer:
         if not taken:
             return
         try:
-            first = await self._commit(events) - len(events)
+            await self._commit(events)
         except (StoreError, Fatal) as error:
-            for change, _ in taken:
-                change.fail(error if isinstance(error, StoreError) else CarmaError(str(error)))
+            for change in taken:
+                change.end(error if isinstance(error, StoreError) else CarmaError(str(error)))
             if isinstance(error, Fatal):
                 raise
             return
-        for change, count in taken:
-            if not change.done.done():
-                change.done.set_result(first + count)
+        for change in taken:
+            change.end()
 
-    def _take_changes(self) -> tuple[list[tuple[Change, int]], list[e.Durable]]:
-        """The changes of the next transaction, each with the number of events up to its last one; and the events."""
-        taken: list[tuple[Change, int]] = []
+    def _take_changes(self) -> tuple[list[Change], list[e.Durable]]:
+        """The changes of the next transaction, and their events."""
+        taken: list[Change] = []
         events: list[e.Durable] = []
         later: list[Change] = []
         touched: set[TaskId | None] = set()
@@ -135,7 +134,7 @@ class Writer:
             elif made:
                 touched |= subjects
                 events.extend(made)
-                taken.append((change, len(events)))
+                taken.append(change)
         changes.extendleft(reversed(later))
         return taken, events
 
@@ -146,13 +145,13 @@ class Writer:
         try:
             made = change.make(self._shell.state)
         except Exception as error:
-            change.fail(error)
+            change.end(error)
             return ()
         if not made:
-            change.done.set_result(self._shell.sequence)
+            change.end()
         return made
 
-    async def _commit(self, events: Sequence[e.Durable]) -> int:
+    async def _commit(self, events: Sequence[e.Durable]) -> None:
         """Store, then step. Raises StoreError with nothing changed, or Fatal.
 
         Events that report an attempt's energy are stored together with a note about all other attempts and the GPUs:
@@ -176,7 +175,6 @@ class Writer:
             self._step(sequence, event)
             if sequence % STEPS == 0:
                 await asyncio.sleep(0)  # an array is up to 10,000 events: requests are answered meanwhile
-        return last
 
     def _step(self, sequence: int, event: e.Durable) -> None:
         shell = self._shell
