@@ -20,8 +20,11 @@ LEAST_STEPS = 2  # the optimizer allocates its tensors in the first step, so onl
 # Two runs of one config differ in what libraries load; if by more than this, they contradict each other.
 APART_SHARE, APART_MIB = 0.05, 128.0
 _MIB = 2.0**20
-_FIGURES = ("allocated_peak", "requested_peak", "reserved_peak", "footprint", "context")
-_NAMES = ("allocated_mib", "requested_mib", "reserved_mib", "footprint_mib", "context_mib")
+# Columns in MiB, and the fields of a row that they come from.
+_FIGURES = {
+    "allocated_mib": "allocated_peak", "requested_mib": "requested_peak", "reserved_mib": "reserved_peak",
+    "footprint_mib": "footprint", "context_mib": "context",
+}  # fmt: skip
 _ACTIVITY = tuple(column.name for column in ACTIVITY)
 
 FAILED = "the run failed"
@@ -63,7 +66,7 @@ class MeasuredRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def columns(self) -> dict[str, object]:
-        figures = {name: _mib(getattr(self, field)) for name, field in zip(_NAMES, _FIGURES, strict=True)}
+        figures = {name: _mib(getattr(self, field)) for name, field in _FIGURES.items()}
         plain = {"steps": self.steps, "retries": self.retries or 0, "oom": self.oom, "alone": self.alone}
         return {**figures, **plain, **{name: getattr(self, name) for name in _ACTIVITY}}
 
@@ -128,11 +131,9 @@ def unusable(row: MeasuredRow, is_known: bool, is_changed: bool) -> str | None:
         return FAILED
     if not row.alone and (row.oom or row.retries):
         return CROWDED
-    figures = [getattr(row, name) for name in _FIGURES]
-    activity = [value for name in _ACTIVITY if (value := getattr(row, name)) is not None]
-    if not all(math.isfinite(value) for value in (*activity, *(each for each in figures if each is not None))):
-        return MISSING
-    if not row.oom and None in figures:
+    figures, activity = ([getattr(row, name) for name in names] for names in (_FIGURES.values(), _ACTIVITY))
+    is_finite = all(value is None or math.isfinite(value) for value in (*activity, *figures))
+    if not is_finite or (not row.oom and None in figures):
         return MISSING
     stepped = row.steps if row.stepped is None else row.stepped
     return SHORT if not row.oom and stepped < LEAST_STEPS else None

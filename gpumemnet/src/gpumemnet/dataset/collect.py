@@ -11,19 +11,18 @@ import re
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-
-import msgspec
+from typing import Any
 
 from carma.core.model.values import Record
 from carma.errors import Refused, Usage
 from gpumemnet.dataset.clean import read_digests
 from gpumemnet.dataset.config import read_configs
 from gpumemnet.dataset.inside import rows
+from gpumemnet.dataset.inside.forks import handled
 from gpumemnet.dataset.torch_interpreter import environment
 from gpumemnet.directories import HINT, make_folder
 
@@ -47,16 +46,6 @@ class CollectOptions(Record, frozen=True, kw_only=True):
     device: str = "cuda"
 
 
-class CountedRow(msgspec.Struct, frozen=True):
-    """The counted fields of a row; a line without an id is a head."""
-
-    id: str = ""
-    of: str | None = None
-    oom: bool = False
-    error: str | None = None
-    step_ms: float | msgspec.UnsetType | None = msgspec.UNSET
-
-
 class Tally(Record, frozen=True, kw_only=True):
     measured: int
     oom: int
@@ -74,11 +63,11 @@ class Tally(Record, frozen=True, kw_only=True):
 class RowCounter:
     """Reads rows as the file grows, and counts the configs that are done: in all, and since it was created."""
 
-    def __init__(self, rows: Path, wanted: Mapping[str, str], activity: bool) -> None:
+    def __init__(self, file: Path, wanted: Mapping[str, str], activity: bool) -> None:
         """`wanted`: the configs' digests by their ids."""
-        self._rows, self._wanted, self._activity = rows, wanted, activity
+        self._file, self._wanted, self._activity = file, wanted, activity
         self._read_to = 0
-        self._states: dict[str, CountedRow] = {}
+        self._states: dict[str, dict[str, Any]] = {}
         self.update()
         self.already = len(self._states)
 
@@ -88,27 +77,19 @@ class RowCounter:
 
     def update(self) -> int:
         """The number of configs that are done. An incomplete line is read the next time."""
-        with contextlib.suppress(FileNotFoundError), self._rows.open("rb") as file:
+        with contextlib.suppress(FileNotFoundError), self._file.open("rb") as file:
             file.seek(self._read_to)
             whole, newline, _ = file.read().rpartition(b"\n")
             self._read_to += len(whole) + len(newline)
-            for line in whole.splitlines():
-                self._take(line)
+            for row in rows.read_rows(whole, self._activity):
+                if row["id"] in self._wanted and row.get("of") in (None, self._wanted[row["id"]]):
+                    self._states[row["id"]] = row
         return self.done
 
-    def _take(self, line: bytes) -> None:
-        try:
-            row = msgspec.json.decode(line, type=CountedRow)
-        except msgspec.DecodeError:
-            return
-        is_wanted = row.id in self._wanted and row.of in (None, self._wanted[row.id])
-        if is_wanted and not (self._activity and row.step_ms is msgspec.UNSET):
-            self._states[row.id] = row
-
     def tally(self, seconds: float) -> Tally:
-        rows = self._states.values()
-        errors = [row.error for row in rows if row.error]
-        oom, failed = sum(row.oom for row in rows), len(errors)
+        states = self._states.values()
+        errors = [row["error"] for row in states if row.get("error")]
+        oom, failed = sum(bool(row.get("oom")) for row in states), len(errors)
         return Tally(
             measured=self.done - oom - failed,
             oom=oom,
@@ -143,7 +124,7 @@ def collect(
     check_configs(options.configs)
     wanted = read_digests(options.configs)
     began_s = time.monotonic()
-    with locked(options.out) as lock, stoppable():
+    with locked(options.out) as lock, handled(signal.SIGTERM, stop):
         if not options.resume:
             rows.set_aside(options.out / ROWS)
         counter = RowCounter(options.out / ROWS, wanted, options.activity)
@@ -178,8 +159,10 @@ def measure(words: Sequence[str], lock: int, update: Callable[[], None]) -> None
             end(process)
         update()
         if process.returncode:
+            log.seek(0)
+            lines = log.read().decode(errors="replace").strip().splitlines() or ["no output"]
             raise Refused(
-                f"measuring failed: {last_line(log.fileno())}", "Measured rows are kept; run the command again."
+                f"measuring failed: {lines[-1].strip()[-400:]}", "Measured rows are kept; run the command again."
             )
 
 
@@ -207,21 +190,9 @@ def locked(out: Path) -> Iterator[int]:
         os.close(lock)
 
 
-@contextlib.contextmanager
-def stoppable() -> Iterator[None]:
-    """SIGTERM raises Terminated, so that the processes are ended. Only the main thread can set the handler."""
-
-    def stop(*_: object) -> None:
-        raise Terminated
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def stop(*_: object) -> None:
+    """Handles SIGTERM, so that the processes are ended."""
+    raise Terminated
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -235,9 +206,3 @@ def end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def last_line(log: int) -> str:
-    text = os.pread(log, 1 << 20, max(0, os.fstat(log).st_size - (1 << 20))).decode(errors="replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][-400:] if lines else "no output"

@@ -74,13 +74,10 @@ class Lister(NamedTuple):
 def _run(command: Sequence[str]) -> None:
     """If it fails, its last line is the reason."""
     try:
-        with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
-            assert process.stderr is not None
-            last = "it said nothing"
-            for line in process.stderr:
-                last = line.strip() or last
+        process = subprocess.run(command, env=environment(), stderr=subprocess.PIPE, text=True, check=False)
     except OSError as error:
         raise Usage(f"{command[0]} cannot be run: {error.strerror}", _HINT) from error
+    last = (process.stderr.strip().splitlines() or ["it said nothing"])[-1]
     if process.returncode == UNWRITTEN:
         raise Refused(last, FILE_HINT)
     if process.returncode:

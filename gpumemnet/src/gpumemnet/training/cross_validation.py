@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -21,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from carma.errors import Refused
-from gpumemnet.dataset.inside.forks import end_with
+from gpumemnet.dataset.inside.forks import end_with, handled
 from gpumemnet.training import PUBLISHED, PUBLISHED_WIDTHS_GB, WIDTHS_GB
 from gpumemnet.training.samples import MEDIAN, Numbers, Samples, Wholes
 
@@ -61,7 +60,8 @@ def workers(samples: Mapping[str, Samples]) -> Iterator[ProcessPoolExecutor]:
     with _tracker_without_warnings():
         pool = ProcessPoolExecutor(PROCESSES, get_context("spawn"), _receive, (os.getpid(), dict(samples)))
     try:
-        with _interrupts_ignored():
+        # The processes ignore Ctrl-C, which reaches all; this one ends them.
+        with handled(signal.SIGINT, signal.SIG_IGN):
             for _ in range(PROCESSES):
                 pool.submit(int)  # starts a process
         yield pool
@@ -87,20 +87,6 @@ def _tracker_without_warnings() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
-
-
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Processes that are started meanwhile ignore Ctrl-C, which reaches all; this process ends them. Only the main
-    thread can set the handler."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def held(data: str) -> Samples:
@@ -170,8 +156,7 @@ def _classified(job: Job, learned: Samples, judged: Samples) -> Answers:
     from gpumemnet.training.published_recipe import learn_published
 
     widths = PUBLISHED_WIDTHS_GB[learned.family]
-    made = learn_published(learned, widths, job.seed)
-    return Answers(job=job, classes={width: made.classes(judged, width) for width in widths})
+    return Answers(job=job, classes=learn_published(learned, judged, widths, job.seed))
 
 
 Protocol = Literal["folds", "shapes"]

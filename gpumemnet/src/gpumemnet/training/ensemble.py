@@ -65,9 +65,6 @@ class Learned:
         mib = self.scale.to_mib(shifted(self.members.z(samples).mean(0), self.shifts), samples)
         return mib if self.context_mib is None else believed(mib, samples.guess_mib + self.context_mib)
 
-    def at(self, samples: Samples, point: float | None = None) -> Numbers:
-        return at_level(self.quantiles_mib(samples), self.operating_point if point is None else point)
-
 
 def learn(fit: Fit, samples: Samples, members: int, seed: int, width_gb: int) -> Learned:
     scale = Scale.of(samples)

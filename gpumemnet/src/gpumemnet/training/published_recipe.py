@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -67,20 +66,13 @@ class Mean(nn.Module):
         return torch.stack([net(rows) for net in self.nets]).mean(0)
 
 
-@dataclass(frozen=True)
-class Classifiers:
-    """One for each class width. It cannot answer with classes above those in the data."""
-
-    by_width: Mapping[int, Mean]
-
-    def classes(self, samples: Samples, width_gb: int) -> Wholes:
-        with torch.no_grad():
-            found: Wholes = self.by_width[width_gb](columns(samples)).argmax(-1).numpy()
-        return found
-
-
-def learn_published(samples: Samples, widths_gb: Sequence[int], seed: int, rounds: int = ROUNDS) -> Classifiers:
-    return Classifiers({width: _fit(samples, width, seed, rounds) for width in widths_gb})
+def learn_published(
+    samples: Samples, judged: Samples, widths_gb: Sequence[int], seed: int, rounds: int = ROUNDS
+) -> dict[int, Wholes]:
+    """The classes of `judged` for each width. None is above those in the data."""
+    nets = {width: _fit(samples, width, seed, rounds) for width in widths_gb}
+    with torch.no_grad():
+        return {width: net(columns(judged)).argmax(-1).numpy() for width, net in nets.items()}
 
 
 def _fit(samples: Samples, width_gb: int, seed: int, rounds: int) -> Mean:

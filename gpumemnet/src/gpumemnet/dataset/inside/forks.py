@@ -5,13 +5,15 @@ Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent ends
@@ -28,6 +30,19 @@ def end_with(parent: int, how: signal.Signals) -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, how)
     if os.getppid() != parent:
         os._exit(1)
+
+
+@contextlib.contextmanager
+def handled(number: signal.Signals, handler: Any) -> Iterator[None]:
+    """Sets the handler of a signal for a while. Only the main thread can do that; others go on without."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def discard_output() -> None:

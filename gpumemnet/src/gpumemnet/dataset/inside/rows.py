@@ -8,10 +8,12 @@ the fork to a context, `made_s` for the model on the device, `trained_s` for the
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,16 +92,20 @@ def mend(path: Path) -> None:
 
 
 def read_done(path: Path, activity: bool) -> dict[str, set[str | None]]:
-    """The ids that need no further run, with their configs' digests. With activity, a row must have a step time."""
+    """The ids that need no further run, with their configs' digests."""
     done: dict[str, set[str | None]] = {}
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and "id" in row and (not activity or "step_ms" in row):
-            done.setdefault(str(row["id"]), set()).add(row.get("of"))
+    for row in read_rows(path.read_bytes() if path.exists() else b"", activity):
+        done.setdefault(row["id"], set()).add(row.get("of"))
     return done
+
+
+def read_rows(text: bytes, activity: bool) -> Iterator[dict[str, Any]]:
+    """Without heads and broken lines; with activity, only those that have a step time."""
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict) and "id" in row and (not activity or "step_ms" in row):
+                yield row
 
 
 def read_configs(path: Path) -> list[dict[str, Any]]:

@@ -103,10 +103,10 @@ class Schedule:
 
     def grant(self) -> None:
         """Workers whose context has been measured train as soon as there is memory for them."""
-        waiting, begun = self.pool.read_among("waiting"), self.begun()
+        waiting = self.pool.read_among("waiting")
         used_mib = sum(worker.need_mib for worker in self.pool.among("running", "over"))
         alone = [worker for worker in waiting if worker.alone]
-        self.let_train(alone or self.queue.admit(waiting, used_mib, begun))
+        self.let_train(alone or self.queue.admit(waiting, used_mib, self.begun()))
 
     def let_train(self, workers: list[Any]) -> None:
         for worker in workers:
