@@ -16,7 +16,8 @@ from carma.core.model import status as s
 from carma.core.model.outcome import Cancelled, describe
 from carma.core.model.task import Task
 from carma.core.model.units import show_s
-from carma.core.model.values import Estimate, GpuId, TaskId, TaskSpec
+from carma.core.model.values import GpuId, TaskId, TaskSpec
+from carma.core.scheduling.decision import Decision
 from carma.core.state import SERVER, State
 from carma.daemon.api import submission_checks as checks
 from carma.daemon.api.handlers import Handlers
@@ -46,16 +47,18 @@ class Actions(Handlers):
         immediate = request.dry_run or request.nonblock
         estimate = await self._estimates.of_unsubmitted(who.owner, spec) if immediate else None
         find_task = await self._dependency_finder(spec)
+
+        def decide(state: State) -> Decision:
+            resolved, now = checks.resolve_dependencies(spec, find_task), shell.clock.now()
+            return checks.decide_now(state, resolved, who, estimate, held=request.held, now=now)
+
         if request.dry_run:
-            return self._dry_run(request, checks.resolve_dependencies(spec, find_task), who, estimate, note)
+            return _dry_run(decide(shell.state), shell.state, note)
 
         def resolve(state: State) -> TaskSpec:
-            """With `nonblock`, raises NoCapacity unless the task can start now."""
-            resolved = checks.resolve_dependencies(spec, find_task)
             if request.nonblock:
-                now = shell.clock.now()
-                checks.check_capacity(state, checks.as_task(resolved, who, estimate, held=request.held, now=now), now)
-            return resolved
+                checks.check_capacity(decide(state))
+            return checks.resolve_dependencies(spec, find_task)
 
         if request.nonblock:  # before an id is used; checked again at the commit
             resolve(shell.state)
@@ -94,19 +97,6 @@ class Actions(Handlers):
             known = await shell.read(lambda: {task.id: task for task in shell.archive.tasks(archived)})
         # A task that was archived in the meantime is in neither; that is rare, and one row.
         return lambda task: shell.state.tasks.get(task) or known.get(task) or shell.find(task)
-
-    def _dry_run(
-        self, request: t.SubmitRequest, spec: TaskSpec, who: Identity, estimate: Estimate | None, sharing_note: str
-    ) -> t.SubmitAnswer:
-        state, now = self._shell.state, self._shell.clock.now()
-        decision = checks.decide_now(state, checks.as_task(spec, who, estimate, held=request.held, now=now), now)
-        if decision.placement is None:
-            note = f"would wait: {decision.reason}"
-        else:
-            indices = ", ".join(str(state.gpus[gpu].index) for gpu in decision.placement.gpus)
-            note = f"would start on GPU {indices} now, {booked(decision.placement.booking)}"
-        note += f"; {sharing_note}" if sharing_note else ""
-        return t.SubmitAnswer(ids=(), note=note, explain=explain_entries(decision.verdicts, state))
 
     async def cancel(self, call: ApiCall) -> t.Done:
         request: t.CancelRequest = call.body
@@ -221,6 +211,16 @@ class Actions(Handlers):
         if task is None:
             raise no_such_task(task_id)
         return task
+
+
+def _dry_run(decision: Decision, state: State, sharing_note: str) -> t.SubmitAnswer:
+    if decision.placement is None:
+        note = f"would wait: {decision.reason}"
+    else:
+        indices = ", ".join(str(state.gpus[gpu].index) for gpu in decision.placement.gpus)
+        note = f"would start on GPU {indices} now, {booked(decision.placement.booking)}"
+    note += f"; {sharing_note}" if sharing_note else ""
+    return t.SubmitAnswer(ids=(), note=note, explain=explain_entries(decision.verdicts, state))
 
 
 def _check_preempt(task: Task, *, hold: bool) -> None:

@@ -275,13 +275,12 @@ def _wish(spec: TaskSpec) -> str:
 _WITHOUT_MPS = {"virtual": "virtual GPUs", "mig": "MIG instances"}
 
 
-def as_task(spec: TaskSpec, who: Identity, estimate: Estimate | None, *, held: bool, now: float) -> Task:
-    """The task as it would be in the queue, for a decision about it."""
-    return Task(id=TaskId(0), owner=who.owner, spec=spec, submitted_at=now, status=Queued(now, held), estimate=estimate)
-
-
-def decide_now(state: State, task: Task, now: float) -> Decision:
-    """The decision about the task now. A condition that it waits for comes before any GPU."""
+def decide_now(
+    state: State, spec: TaskSpec, who: Identity, estimate: Estimate | None, *, held: bool, now: float
+) -> Decision:
+    """The decision about such a task in the queue now. A condition that it waits for comes before any GPU."""
+    status = Queued(now, held)
+    task = Task(id=TaskId(0), owner=who.owner, spec=spec, submitted_at=now, status=status, estimate=estimate)
     decision = try_now(state, task, now)
     blocked = why_not_eligible(task, state, now)
     if blocked is None:
@@ -289,9 +288,8 @@ def decide_now(state: State, task: Task, now: float) -> Decision:
     return Decision(task.id, now, decision.policy, decision.verdicts, None, blocked.sentence, blocked.code)
 
 
-def check_capacity(state: State, task: Task, now: float) -> None:
+def check_capacity(decision: Decision) -> None:
     """For `nonblock`. Raises NoCapacity unless the task can start now."""
-    decision = decide_now(state, task, now)
     if decision.placement is None:
         raise NoCapacity(f"the task cannot start now: {decision.reason}", "without --nonblock it waits in the queue")
 
