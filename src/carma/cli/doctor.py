@@ -28,6 +28,7 @@ def command(as_json: bool) -> int:
 def _print(findings: list[Finding]) -> None:
     rows: list[tuple[str | tuple[str, str], str, str]] = []
     for finding in findings:
-        rows.append(((finding.verdict, STATE_STYLES[finding.verdict]), finding.check, finding.text))
-        rows += [("", "", f"→ {finding.hint}")] if finding.hint else []
+        first, *rest = (finding.text + (f"\n→ {finding.hint}" if finding.hint else "")).splitlines() or [""]
+        rows.append(((finding.verdict, STATE_STYLES[finding.verdict]), finding.check, first))
+        rows += [("", "", line) for line in rest]
     print_wrapped(rows, ("", "", ""))

@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from carma import __version__, cgroups
-from carma.cli import up
+from carma.cli import carma, up
 from carma.cli.checks import limitations, run_all
 from carma.cli.checks import sharing_checks as sharing
 from carma.cli.checks.doctor_facts import DoctorFacts, Finding, Found
@@ -441,3 +442,10 @@ def test_carma_up_prints_the_limitations_that_the_daemon_reports(
     limits = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("  limit ")]
     assert (["no", "complete"] in [words[:2] for words in limits]) is not complete
     assert len(limits) == (3 if complete else 4)
+
+
+def test_a_finding_of_several_lines_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("carma.cli.doctor.run_all", lambda: [Finding("settings", "bad", "one\ntwo", "do this")])
+    result = CliRunner().invoke(carma, ["doctor"])
+    assert result.output.splitlines() == ["bad  settings  one", "               two", "               → do this"]
