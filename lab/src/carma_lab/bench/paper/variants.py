@@ -8,6 +8,8 @@ what was published. The ablations change one thing of a baseline each.
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from carma.core.model.settings import PlacementRules
@@ -42,80 +44,24 @@ class Variant(NamedTuple):
         )  # fmt: skip
 
 
-def gate(sm_active: float, sm_occupancy: float, dram_active: float) -> Settings:
-    caps = (("gate.sm_active", sm_active), ("gate.sm_occupancy", sm_occupancy), ("gate.dram_active", dram_active))
-    return (*caps, ("gate.combine", "published"))
-
-
-def with_set(settings: Settings, name: str, value: object) -> Settings:
-    return (*(pair for pair in settings if pair[0] != name), (name, value))
-
-
-CARMA, AEGIS, CAREFUL = gate(0.8, 0.45, 0.4), gate(0.65, 0.35, 0.5), gate(0.5, 0.2, 0.4)
-ALONE: Settings = (("recovery.mode", "alone"), ("sharing.caps", False))
-AS_PUBLISHED: Settings = (*CARMA, *ALONE)
-GATE_OFF = with_set(AS_PUBLISHED, "gate.enabled", False)
-LADDER = with_set(AS_PUBLISHED, "recovery.mode", "ladder")
+TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 IN_ORDER: Settings = (("queue.backfill_depth", 0), ("placement.tasks_per_gpu", 16))  # more than ever came together
 NONE_IS_ALL: Settings = (("memory.unknown_mib", 40_000),)
 
+
+def _group(name: str) -> tuple[Variant, ...]:
+    settings = {key: tuple(table.items()) for key, table in TABLE["settings"].items()}
+    return tuple(Variant(**(row | {"settings": settings.get(row.get("settings"), ())})) for row in TABLE[name])
+
+
 EXCLUSIVE = Variant("exclusive", "exclusive", demand="none")
-BASELINES = (
-    Variant("MAGM, memory measured", "magm", "measured", "none", AS_PUBLISHED),
-    Variant("MAGM, no estimate", "magm", "none", "none", AS_PUBLISHED),
-    Variant("MAGM, Horus's memory", "magm", "horus", "none", AS_PUBLISHED),
-    Variant("MAGM, GPUMemNet's memory", "magm", "gpumemnet", "none", AS_PUBLISHED),
-    Variant("MAGM, Fake Tensor's memory", "magm", "faketensor", "none", AS_PUBLISHED),
-    Variant("LUG, no estimate", "lug", "none", "none", AS_PUBLISHED),
-    Variant("RR, no estimate", "round-robin", "none", "none", GATE_OFF),
-    Variant("Horus", "horus"),
-    Variant("Lucid", "lucid"),
-)
-ABLATIONS = (
-    Variant("MAGM, no estimate, gate off", "magm", "none", "none", GATE_OFF),
-    Variant("LUG, no estimate, gate off", "lug", "none", "none", GATE_OFF),
-    Variant("MAGM, memory measured, gate off", "magm", "measured", "none", GATE_OFF),
-    Variant("MAGM, memory measured, gate .65/.35/.50", "magm", "measured", "none", (*AEGIS, *ALONE), "AEGIS's gate"),
-    Variant("MAGM, memory measured, gate .50/.20/.40", "magm", "measured", "none", (*CAREFUL, *ALONE),
-            "the gate that AEGIS recommends"),
-    Variant("MAGM, no estimate, ladder", "magm", "none", "none", LADDER, "after an OOM a larger booking, then alone"),
-    Variant("MAGM, Horus's memory, ladder", "magm", "horus", "none", LADDER,
-            "after an OOM a larger booking, then alone"),
-)  # fmt: skip
+BASELINES, ABLATIONS, OURS, MORE = map(_group, ("baselines", "ablations", "ours", "more"))
 # As near to the published rules as settings go: the first of the queue holds up all others, as many share a GPU as fit,
 # and 40,000 MiB, which stood for "no estimate" in the published task files, kept a GPU for the task alone.
 STRICT = tuple(
     one._replace(settings=(*one.settings, *IN_ORDER, *(() if one.memory in ("measured", "none") else NONE_IS_ALL)))
     for one in (*BASELINES, *ABLATIONS[:2])
 )
-OURS = (
-    Variant(
-        "MAGM, our defaults", "magm", demand="history", about="the server's default policy; run times from history"
-    ),
-    Variant("goodput", "goodput", about="demands known beforehand"),
-    Variant("goodput, history", "goodput", demand="history", about="demands only from earlier runs in the trace"),
-    Variant(
-        "goodput, estimate",
-        "goodput",
-        demand="estimate",
-        about="demands from earlier runs, of new commands with a trial run's measured errors",
-    ),
-    Variant("goodput, seen", "goodput", demand="none", about="demands only from what is seen"),
-    Variant("goodput, trial run", "goodput", "trace", about="memory with the trial run's measured errors"),
-)
-
-DEFAULTS = OURS[0]
-MORE = (
-    *(DEFAULTS._replace(name=f"MAGM, our defaults, {told}", memory=memory, about="") for memory, told in (
-        ("trace", "trial run's memory"), ("none", "no estimate"), ("horus", "Horus's memory"),
-        ("gpumemnet", "GPUMemNet's memory"), ("faketensor", "Fake Tensor's memory"))),
-    DEFAULTS._replace(name="MAGM, our defaults, back alone", memory="none", about="no estimate",
-                      settings=(("recovery.mode", "alone"),)),
-    DEFAULTS._replace(name="MAGM, our defaults, time slices", about="", mechanism="timeslice"),
-    Variant("MAGM, trial run's memory", "magm", "trace", "none", AS_PUBLISHED),
-    Variant("Horus, history", "horus", demand="history", about="demands only from earlier runs in the trace"),
-    Variant("Lucid, history", "lucid", demand="history", about="demands only from earlier runs in the trace"),
-)  # fmt: skip
 
 
 def capped(cap: float) -> Variant:
