@@ -158,6 +158,12 @@ def finish(processes: list[Any]) -> None:
             process.join()
 
 
+def in_groups(names: list[str], at_once: int, start: Callable[[str], Any]) -> None:
+    """Start a process for each name, ``at_once`` at the same time."""
+    for first in range(0, len(names), at_once):
+        finish([start(name) for name in names[first : first + at_once]])
+
+
 def measure_constants(meter: AllocatorMeter, broad: bool, sheet: Sheet) -> None:
     """All steps in one process; in a broad run also each step in a process of its own.
 
@@ -171,23 +177,15 @@ def measure_constants(meter: AllocatorMeter, broad: bool, sheet: Sheet) -> None:
     finish([start(names)])
     if not broad:
         return
-    if all(row.get("source") == "process" for row in sheet.rows()[1:] if "error" not in row):
-        finish([start([name]) for name in names])
-    else:
-        for name in names:
-            finish([start([name])])
+    by_process = all(row.get("source") == "process" for row in sheet.rows()[1:] if "error" not in row)
+    in_groups(names, len(names) if by_process else 1, lambda name: start([name]))
 
 
 def measure_first_calls(meter: AllocatorMeter, parallel: int, sheet: Sheet) -> None:
     """The first calls of each library, each in a new process."""
-    names = constants.FIRST_CALLS
-    for first in range(0, len(names), parallel):
-        finish(
-            [
-                fresh(lambda name=name: constants.first_calls(meter, name), sheet, {})  # type: ignore[misc]
-                for name in names[first : first + parallel]
-            ]
-        )
+    in_groups(
+        constants.FIRST_CALLS, parallel, lambda name: fresh(lambda: constants.first_calls(meter, name), sheet, {})
+    )
 
 
 def shorten(plan: MeasuringPlan) -> MeasuringPlan:

@@ -1,7 +1,7 @@
 """Attaches the emulated GPU to a freshly imported torch.
 
 1. Kernels: those of the compiled part for every operator that has one for CUDA, and ours for what they cannot compute.
-2. `torch.cuda` and what else asks the GPU.
+2. `torch.cuda` and other functions that query the GPU.
 3. The observation of the script's steps.
 """
 
@@ -28,7 +28,7 @@ from . import (
     watch,
 )
 
-# Kernels of their own in shim.cpp: as_strided and the like only change how a storage is looked at.
+# Kernels of their own in shim.cpp: as_strided and similar operators only change the view of a storage.
 _IN_SHIM = frozenset((
     "empty.memory_format", "empty_strided", "as_strided", "view", "_reshape_alias", "unfold", "resize_", "set_",
     "copy_",

@@ -1,4 +1,4 @@
-"""`torch.cuda` as it answers on the emulated GPU. Whatever launches, waits or measures does nothing.
+"""`torch.cuda` as it answers on the emulated GPU. Functions that launch, wait or measure do nothing.
 
 Memory figures are plausible, never exact: a script that steers by them is traced as if the GPU were nearly empty.
 """
@@ -40,7 +40,7 @@ _PROPERTIES = types.SimpleNamespace(
     uuid="GPU-00000000-0000-0000-0000-000000000000",
 )
 _AMPERE = (8, 0)
-# (answer, names of functions). Of torch._C, after `_cuda_`: what a CPU build lacks and Python code calls.
+# (answer, names of functions). Of torch._C, after `_cuda_`: functions that a CPU build lacks and Python code calls.
 _ANSWERS_OF_C = (
     (None, "init synchronize ipc_collect setMemoryFraction resetPeakMemoryStats resetAccumulatedMemoryStats"),
     (None, "record_memory_history lock_mutex unlock_mutex"),
@@ -93,7 +93,7 @@ def answer(holder, answers, prefix=""):
 
 
 def _repeat_in(module, names):
-    """Functions of torch.cuda that a module of it has, too."""
+    """Copies functions of torch.cuda into one of its modules."""
     for name in names.split():
         setattr(module, name, getattr(torch.cuda, name))
 
@@ -265,7 +265,7 @@ def _patch_graphs(cuda):
 
 
 def _patch_default_type():
-    """The old way to say that everything be made on the GPU."""
+    """An old setting with which all tensors are created on the GPU."""
 
     @replaces(torch, "set_default_tensor_type")
     def set_default_tensor_type(plain, kind):

@@ -31,7 +31,7 @@ def install():
 
 
 def start():
-    """Describes the next pass of a model that learns, in `report.facts`, and forgets the last one."""
+    """Describes the next pass of a model that is trained, in `report.facts`, and discards the last description."""
     stop()
     _layers.clear()
     _first.clear()
@@ -73,7 +73,7 @@ def _enter(module, inputs):
         return
     parameters = list(module.parameters())
     if not any(parameter.requires_grad for parameter in parameters):
-        return  # it prepares data
+        return  # a model that only prepares data
     shape = next((list(tensor.shape) for tensor in _tensors([*inputs, *_keywords()])), [])
     _root.append(module)
     _first.update(
@@ -92,7 +92,7 @@ def _enter(module, inputs):
 
 
 def _tensors(value, depth=3):
-    """In batches of whatever kind; a number stands for nothing."""
+    """The tensors of a batch of any structure, except scalars."""
     if isinstance(value, torch.Tensor):
         if value.ndim:
             yield value
@@ -105,7 +105,7 @@ def _tensors(value, depth=3):
 
 
 def _keywords():
-    """What the model was called with by name: hooks for all modules are only given the rest."""
+    """The keyword arguments of the model's call: global hooks get only the positional ones."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_name not in ("_call_impl", "inner"):
         frame = frame.f_back
@@ -128,7 +128,7 @@ def _autocast_dtype():
 
 
 def _is_channels_last(parameter):
-    """A kernel of one place is so in both formats: it tells nothing."""
+    """A kernel of one place is contiguous in both formats and shows nothing."""
     by_channels = parameter.ndim == 4 and parameter.is_contiguous(memory_format=torch.channels_last)
     return by_channels and not parameter.is_contiguous()
 
@@ -144,16 +144,16 @@ def _config(module):
 
 
 def _heads(module):
-    """Of attention, the most that a layer has; None without any. A configuration's word goes first."""
+    """Of attention: the maximum over its layers; None without attention. A configuration takes precedence."""
     config = _hugging_face(module)
-    told = [_most(getattr(config, name, None)) for name in ("num_attention_heads", "n_head")]
-    if not any(told):
-        told = [_most(vars(each).get(name)) for each in module.modules() for name in _HEADS]
-    return max(told, default=0) or None
+    found = [_most(getattr(config, name, None)) for name in ("num_attention_heads", "n_head")]
+    if not any(found):
+        found = [_most(vars(each).get(name)) for each in module.modules() for name in _HEADS]
+    return max(found, default=0) or None
 
 
 def _most(value):
-    """A number, or one for each stage."""
+    """`value` is a number, or one for each stage."""
     found = value if isinstance(value, (list, tuple)) else (value,)
     return max((each for each in found if type(each) is int), default=0)
 
@@ -167,7 +167,7 @@ def _leave(module, inputs, outputs):
     if len(_layers) < _MOST:
         _add(module, inputs, outputs)
     if module is _root[0]:
-        stop()  # what is computed again, accumulated, or belongs to a second network is not counted twice
+        stop()  # recomputed layers, accumulated passes and second networks are not described
         if _layers:
             report.facts["described"] = {**_first, "layers": list(_layers)}
 
@@ -182,7 +182,7 @@ def _add(module, inputs, outputs):
 
 
 def layer_of(module, inputs, outputs):
-    """What is told of a module after its call; None of one that only holds others. The data set asks too."""
+    """The description of a module after its call; None for a container. The data set uses it, too."""
     own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
     if next(module.children(), None) is not None and not own:
         return None

@@ -13,14 +13,14 @@ import torch
 from . import replaces, report
 
 BATCHES = 2  # of each further loader
-_PATIENCE_S = (4.0, 10.0)  # as long as the steps took, within these
+_PATIENCE_S = (4.0, 10.0)  # limits of the time for the evaluation, which is that of the steps
 _ROUNDS = 200  # epochs without a batch, after which nothing else is expected
-_LATER = 6  # loaders that are made only then, one in each epoch perhaps
-_MORE_STEPS = 3  # of a training that does not go by its loader
+_LATER = 6  # maximum number of loaders created after the steps, perhaps one in each epoch
+_MORE_STEPS = 3  # maximum number of further steps of a training that ignores its loader
 
 _made = weakref.WeakSet()
 _used = weakref.WeakSet()
-_seen = set()  # (dataset, batch size) of those that gave batches: some libraries make a loader anew
+_seen = set()  # (dataset, batch size) of loaders that returned batches: some libraries create a loader again
 _now = {"reached": False, "rounds": 0, "steps": 0, "given": 0, "used": False, "seen": False, "later": 0}
 
 
@@ -29,7 +29,7 @@ def reached():
 
 
 def seen():
-    """A pass without gradients, after a step."""
+    """Notes a pass without gradients after a step."""
     _now["seen"] = True
 
 

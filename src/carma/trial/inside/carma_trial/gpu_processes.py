@@ -50,7 +50,7 @@ def want_cards(count):
 
 
 def too_many_cards():
-    """The reason, when the processes or the script ask for more GPUs than the estimate is about."""
+    """Why there is no figure if more GPUs are used than the estimate is for, else ""."""
     wanted, here = _cards["wanted"], _cards["here"]
     if wanted <= here:
         return ""
@@ -59,7 +59,7 @@ def too_many_cards():
 
 
 def at_once():
-    """The reason, when others use the GPU while this process does. To be called when its trial is over."""
+    """Why there is no figure if other processes use the GPU at the same time, else "". For the end of the trial."""
     _put(time.monotonic())  # first: of two that end now, one at least sees the other
     if not _begun["noted"]:
         return ""
@@ -72,7 +72,7 @@ def at_once():
 
 
 def _may_yet(other):
-    """It has begun, too, and is not as far. Who started this process only waits for it."""
+    """Whether this other process may still begin to use the GPU. The parent of this process only waits for it."""
     if other["used"] or other["ended_s"] is not None or other["pid"] == os.getppid():
         return False
     return time.monotonic() < other["began_s"] + 2 * _begun["took_s"] + 1 and _lives(other["pid"])
@@ -103,7 +103,7 @@ def _others():
             try:
                 with open(out_file(name), encoding="utf-8") as file:
                     yield json.load(file)
-            except (OSError, ValueError):  # it was taken back
+            except (OSError, ValueError):  # its process has deleted it
                 continue
 
 
@@ -120,7 +120,7 @@ def _put(ended_s):
 
 
 def write_file(name, data):
-    """A reader sees all of it or nothing."""
+    """Atomically: a reader sees the whole file or none."""
     unfinished = out_file(f"{name}.{os.getpid()}.part")
     with open(unfinished, "wb") as file:
         file.write(data)

@@ -1,8 +1,8 @@
-"""Registration of kernels, and those whose temporaries are larger than their results.
+"""Registration of kernels, and the kernels whose temporaries are larger than their results.
 
-The latter are losses, gradients of embeddings, and whatever sorts. Sizes and order are those of PyTorch's CUDA code:
-aten/src/ATen/native/Loss.cpp and cuda/Loss.cu (a loss is made for each element first, in the storage that the result
-keeps), cuda/Embedding*.cu, cuda/Indexing.cu, cuda/Sort.cpp.
+These are losses, gradients of embeddings, and sorting. Sizes and order follow PyTorch's CUDA code:
+aten/src/ATen/native/Loss.cpp and cuda/Loss.cu (a loss is first computed for each element, in the storage that the
+result keeps), cuda/Embedding*.cu, cuda/Indexing.cu, cuda/Sort.cpp.
 """
 
 import math
@@ -10,10 +10,10 @@ import math
 import torch
 
 libraries = {}  # torch forgets the kernels of a library object that is gone
-_FEW_INDICES = 3072  # up to so many, an embedding's gradient needs no sorting
+_FEW_INDICES = 3072  # the gradient of an embedding with at most this many indices needs no sorting
 _ROWS_TOGETHER = 10  # of a sorted gradient that are summed by one warp
-_ONE_TILE = 2048  # so many are sorted without further memory (seen between 1000 and 2401)
-_OFTEN = 32  # an index that comes more often: sums go straight into the gradient (seen between 16 and 41)
+_ONE_TILE = 2048  # elements that are sorted without further memory (the limit was observed between 1000 and 2401)
+_OFTEN = 32  # for an index that occurs more often, sums go into the gradient (observed between 16 and 41)
 
 
 def register(kernels, *keys, space="aten"):
@@ -29,12 +29,12 @@ def register(kernels, *keys, space="aten"):
 
 
 def plain_like(tensor):
-    """Of the same shape, contiguous."""
+    """A contiguous tensor of the same shape."""
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def room(count, device):
-    """So many bytes."""
+    """A tensor of `count` bytes."""
     return torch.empty((count,), dtype=torch.uint8, device=device)
 
 
@@ -48,7 +48,7 @@ def _pair_loss(self, target, reduction=1, beta=1.0):
     if reduction == 0:
         return out
     each = torch.empty_like(out)
-    out.resize_(())  # keeps what it has
+    out.resize_(())  # keeps its storage
     reduce = torch.mean if reduction == 1 else torch.sum
     return reduce(each, (), out=out)
 

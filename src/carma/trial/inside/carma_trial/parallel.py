@@ -1,4 +1,4 @@
-"""Several processes, of which the first rank is followed: its process group answers at once and moves nothing.
+"""Distributed training. Only the first rank is followed; its process group returns at once and transfers nothing.
 
 Replicas allocate their buckets as always.
 """
@@ -12,14 +12,14 @@ from . import cuda_api, gpu_processes, kernels, replaces, report
 
 
 def leave_unless_first():
-    """The first rank's trial speaks for all; the others would only take time from it."""
+    """Only the first rank's trial counts; the others would slow it down."""
     if int(report.facts.get("rank", 0)):
         gpu_processes.forget()
         report.leave()
 
 
 def _want_cards(size):
-    """One for each process here; who has started the processes knows how many are on other machines."""
+    """One GPU for each local process. Only the launcher knows how many processes are on other machines."""
     local = os.environ.get("LOCAL_WORLD_SIZE")
     if local or multiprocessing.parent_process() is not None:
         gpu_processes.want_cards(int(local or size))
@@ -137,7 +137,7 @@ def _call_all_pinned():
 
 
 class _Silent:
-    """Instead of the reducer's own log of timings, which asks the card for them."""
+    """Replaces the reducer's log of timings, which queries the GPU."""
 
     def __getattr__(self, name):
         return lambda *_args, **_words: None

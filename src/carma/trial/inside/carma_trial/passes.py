@@ -1,7 +1,7 @@
-"""How many calls of networks a step holds on to: a description is of one call, and of one network.
+"""Counts the calls of networks whose outputs a step holds: a description covers one call of one network.
 
 Three calls before a backward pass (a triplet) keep three times the outputs; of two networks (a GAN) one is described.
-Calls that are accumulated are no such thing: a backward pass after each lets its outputs go.
+Accumulated calls do not count: a backward pass after each releases its outputs.
 """
 
 import weakref
@@ -23,7 +23,7 @@ def install():
 
 
 def stepped():
-    """From here on calls are not counted: between steps a script may look at its model, with gradients on."""
+    """Ends the counting: between steps a script may call its model with gradients enabled."""
     _now["stepped"] = True
 
 
@@ -43,7 +43,7 @@ def _backward(plain, *args, **words):
 
 
 def _enter(module, inputs):
-    """Only what the script calls itself: not what is inside of that, nor what a backward pass computes again."""
+    """Counts only calls by the script itself: neither inner modules nor recomputation in a backward pass."""
     if _now["running"] is not None or _now["backward"] or not torch.is_grad_enabled():
         return
     if not _takes_part(module, inputs):
@@ -61,7 +61,7 @@ def _leave(module, _inputs, _outputs):
 
 
 def _takes_part(module, inputs):
-    """It learns, or stands between what learns and the loss: either way its outputs are kept."""
+    """Whether its outputs are kept: it is trained, or lies between trained modules and the loss."""
     first = next(module.parameters(), None)
     if first is None:
         return False

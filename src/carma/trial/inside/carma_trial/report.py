@@ -13,7 +13,7 @@ from . import build, gpu_processes
 ALLOC, FREE, CALL, MARK, EMPTY_CACHE, OTHER_STREAM = 1, 2, 3, 4, 5, 6
 _EVENT_BYTES = 24
 _WORTH = {"end": 1, "limit": 1, "error": 2, "unsupported": 3, "steps": 4}  # of several processes' reports one counts
-_CAUSE_WORTH = {"no_gpu": 0, "several": 5}  # "several": about all processes, whatever each has observed
+_CAUSE_WORTH = {"no_gpu": 0, "several": 5}  # "several": about all processes, so that it counts most
 _CAUSE = re.compile(r'"stop": "(\w+)", "cause": "(\w*)"')
 _started = time.monotonic()
 _lock = threading.Lock()
@@ -66,13 +66,13 @@ def warn(sentence):
 
 
 def refuse(stop, reason, cause=""):
-    """End here: there is no figure, and this is why."""
+    """Ends the process: there is no figure, for this reason."""
     write(stop, reason, cause)
     leave()
 
 
 def leave(code=0):
-    """At once, and without the script's own clean-up: nothing that it does from here on is wanted."""
+    """Ends the process at once, without the script's clean-up."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -82,7 +82,7 @@ def leave(code=0):
 
 
 def note_steps(count):
-    """How far it is, for the reason when the run is ended from outside. A helper process does not set it back."""
+    """For the reason if the run is ended from outside. A helper process does not reset the number."""
     if facts.get("rank", 0) or (count == 0 and os.path.exists(gpu_processes.out_file("steps"))):
         return
     try:
@@ -136,7 +136,7 @@ def _write(stop, reason, cause):
 
 
 def only_starts_others():
-    """torchrun, `accelerate launch` and the like: what they start leaves the report."""
+    """torchrun, `accelerate launch` and similar launchers: the processes that they start write the report."""
     return "torch.distributed.launcher.api" in sys.modules and "RANK" not in os.environ
 
 

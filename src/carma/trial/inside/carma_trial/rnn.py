@@ -127,7 +127,7 @@ def _call(mode, input, hx, params, biases, layers, dropout, train, both, batch_f
 
 
 def _flat(weights, items):
-    """The buffer in which flatten_parameters has laid the weights; None if they lie elsewhere by now."""
+    """The buffer in which flatten_parameters has placed the weights; None if they have moved since."""
     at = weights[0].data_ptr()
     for each in weights:
         if each.data_ptr() != at or not each.is_contiguous():
@@ -148,7 +148,7 @@ def _dropout_state(device):
 
 
 def _under_autocast(input, weight, stride0, buffer, hx, cx, mode, hidden, proj, layers, batch_first, *rest):
-    """Always float16, whatever autocast's type is; the weights become one buffer of their own at every call."""
+    """Always float16, for every type of autocast; the weights become one buffer of their own at every call."""
     half = torch.float16
     with torch._C._DisableAutocast():
         if weight[0].dtype not in (half, torch.double):

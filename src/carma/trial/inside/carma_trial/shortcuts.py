@@ -6,7 +6,7 @@ import torch
 
 from . import replaces, report, when_imported
 
-_LARGE = 1 << 16  # elements; small tensors are given their values, which cost nothing and may be looked at
+_LARGE = 1 << 16  # elements; smaller tensors are initialised, which costs nothing, because scripts may read them
 
 
 def install():

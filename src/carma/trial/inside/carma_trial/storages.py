@@ -82,14 +82,14 @@ def _checkpoints():
 
 
 def _path(target):
-    """None for what is not on the disk."""
+    """None for a target that is no file."""
     if not isinstance(target, (str, bytes)) and not hasattr(target, "__fspath__"):
         target = getattr(target, "name", None)  # of an open file
     return os.path.realpath(os.fsdecode(target)) if target and not isinstance(target, int) else None
 
 
 def _map(value, change, kind):
-    """Containers as they are, whatever else they hold left alone."""
+    """Changes the values of this kind inside containers; other values stay."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, dict):
@@ -101,7 +101,7 @@ def _map(value, change, kind):
 
 
 def _like(value, mapped):
-    """OrderedDict and the like; one that cannot be made so comes back as a plain dict."""
+    """A dict of the same class; a plain dict if the class cannot be constructed from one."""
     try:
         return type(value)(mapped)
     except Exception:

@@ -13,7 +13,7 @@ from . import evaluation, kernels, replaces, report
 
 _FLIPS = 20
 _MOST = 1 << 18  # elements of a tensor whose values are known
-_asked = {}  # how often a line of the script has asked for a truth
+_truths_of = {}  # number of truth values that each line of the script has requested
 
 
 def install():
@@ -72,13 +72,13 @@ def _item(self):
 
 
 def _truth():
-    """False, unless the same line of the script asks over and over: it then waits for True."""
+    """False, unless the same line of the script requests it repeatedly: the script then waits for True."""
     frame = sys._getframe(1)
     while frame is not None and "carma_trial" in frame.f_code.co_filename:
         frame = frame.f_back
     line = (frame.f_code.co_filename, frame.f_lineno) if frame else None
-    _asked[line] = _asked.get(line, 0) + 1
-    return (_asked[line] // _FLIPS) % 2 == 1
+    _truths_of[line] = _truths_of.get(line, 0) + 1
+    return (_truths_of[line] // _FLIPS) % 2 == 1
 
 
 def _equal(one, other):

@@ -9,8 +9,8 @@ import torch
 from . import describe, ending, evaluation, gpu_processes, replaces, report
 
 STEPS = int(os.environ.get("CARMA_TRACE_STEPS") or 3)
-MORE_STEPS = 15  # of the busiest optimizer, while another one that the script made has not stepped as often
-_STEPS_ON_CPU = 10  # of a script that has allocated nothing on a GPU by then
+MORE_STEPS = 15  # maximum further steps of the busiest optimizer, while another one has made fewer
+_STEPS_ON_CPU = 10  # after which a script without an allocation on a GPU is refused
 
 _optimizers = weakref.WeakKeyDictionary()  # -> steps
 _on_cpu = [0]
