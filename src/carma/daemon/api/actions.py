@@ -37,15 +37,15 @@ Decide = Callable[[State, Task, float], Sequence[e.Durable]]  # of a task that h
 class Actions(Handlers):
     async def submit(self, call: ApiCall) -> t.SubmitAnswer:
         request: t.SubmitRequest = call.body
-        shell, who = self._shell, call.who
+        shell, who = self.shell, call.who
         spec = shell.store.shared(checks.check_spec(request.spec, who, shell.clock.now()))
         count = checks.count_tasks(request)
         checks.check_fits(shell.state, spec)
         checks.check_quota(shell.state, who.owner, spec, count)
         note = checks.sharing_note(shell.state, spec)
-        await self._check_files(spec, who.owner)
+        await self.check_files(spec, who.owner)
         immediate = request.dry_run or request.nonblock
-        estimate = await self._estimates.of_unsubmitted(who.owner, spec) if immediate else None
+        estimate = await self.estimates.of_unsubmitted(who.owner, spec) if immediate else None
         find_task = await self._dependency_finder(spec)
 
         def decide(state: State) -> Decision:
@@ -68,29 +68,29 @@ class Actions(Handlers):
     async def _store_submission(
         self, request: t.SubmitRequest, who: Identity, spec: TaskSpec, count: int, resolve: Callable[[State], TaskSpec]
     ) -> tuple[TaskId, ...]:
-        first = self._shell.store.new_task_ids(count)
+        first = self.shell.store.new_task_ids(count)
 
         def make(state: State) -> Sequence[e.Durable]:
-            now = self._shell.clock.now()
+            now = self.shell.clock.now()
             checks.check_fits(state, spec)
-            others = sum(more for other, (uid, more) in self._pending.items() if uid == who.uid and other != first)
+            others = sum(more for other, (uid, more) in self.pending.items() if uid == who.uid and other != first)
             checks.check_quota(state, who.owner, spec, count + others)
             specs = checks.expand(resolve(state), first, request.array)
-            self._pending[first] = who.uid, count
+            self.pending[first] = who.uid, count
             return [
                 e.TaskSubmitted(now, TaskId(task_id), who.owner, one, request.held)
                 for task_id, one in enumerate(specs, start=first)
             ]
 
         try:
-            await self._shell.change(make)
+            await self.shell.change(make)
         finally:
-            self._pending.pop(first, None)
+            self.pending.pop(first, None)
         return tuple(TaskId(task_id) for task_id in range(first, first + count))
 
     async def _dependency_finder(self, spec: TaskSpec) -> checks.FindTask:
         """Archived dependencies are read here, in the archive's thread."""
-        shell = self._shell
+        shell = self.shell
         archived = [one.task for one in spec.after if one.task not in shell.state.tasks]
         known: dict[TaskId, Task] = {}
         if archived:
@@ -137,7 +137,7 @@ class Actions(Handlers):
         await self._own_task(call)
 
         def make(state: State) -> Sequence[e.Durable]:
-            now = self._shell.clock.now()
+            now = self.shell.clock.now()
             archived = call.task not in state.tasks
             task = self._find(call.task)
             if not isinstance(task.status, s.Finished):
@@ -147,7 +147,7 @@ class Actions(Handlers):
             again = e.TaskRetried(now, task.id, request.fresh)
             return [e.TaskRestored(now, task), again] if archived else [again]
 
-        await self._shell.change(make)
+        await self.shell.change(make)
         return t.Done(note=f"task {call.task} is queued again")
 
     async def preempt(self, call: ApiCall) -> t.Done:
@@ -175,20 +175,20 @@ class Actions(Handlers):
             return [e.TaskChanged(now, task.id, **changes)]
 
         await self._change_task(call, decide)
-        return self._view(await self._shell.look_up(call.task), call.who)
+        return self._view(await self.shell.look_up(call.task), call.who)
 
     async def drain(self, call: ApiCall) -> t.Done:
         request: t.DrainRequest = call.body
         checks.check_comment(request.reason)
-        gpu = _gpu(self._shell.state, request.gpu)
-        await self._shell.commit([e.GpuDrained(self._shell.clock.now(), gpu, request.reason)])
+        gpu = _gpu(self.shell.state, request.gpu)
+        await self.shell.commit([e.GpuDrained(self.shell.clock.now(), gpu, request.reason)])
         return t.Done(note=f"{_named(request.gpu)} takes no new tasks; running tasks continue")
 
     async def resume(self, call: ApiCall) -> t.Done:
         request: t.DrainRequest = call.body
-        gpu = _gpu(self._shell.state, request.gpu)
-        await self._shell.commit([e.GpuResumed(self._shell.clock.now(), gpu)])
-        return t.Done(note=_resume_note(self._shell.state, request.gpu))
+        gpu = _gpu(self.shell.state, request.gpu)
+        await self.shell.commit([e.GpuResumed(self.shell.clock.now(), gpu)])
+        return t.Done(note=_resume_note(self.shell.state, request.gpu))
 
     async def _change_task(self, call: ApiCall, decide: Decide) -> Task:
         """Commit what `decide` returns for the task, which is returned as it was then. Only its owner and
@@ -200,14 +200,14 @@ class Actions(Handlers):
             before = self._find(call.task)
             if isinstance(before.status, s.Finished):
                 raise WrongState(f"task {before.id} has already finished: {describe(before.status.outcome)}")
-            return decide(state, before, self._shell.clock.now())
+            return decide(state, before, self.shell.clock.now())
 
-        await self._shell.change(make)
+        await self.shell.change(make)
         return before
 
     def _find(self, task_id: TaskId) -> Task:
         """The task at the moment of the commit."""
-        task = self._shell.find(task_id)
+        task = self.shell.find(task_id)
         if task is None:
             raise no_such_task(task_id)
         return task

@@ -39,7 +39,6 @@ from carma.daemon.views.explanation import explanation
 from carma.daemon.views.server_views import gpu_views, user_views
 from carma.daemon.views.task_views import code_of, task_views
 from carma.errors import CarmaError, NotFound, Usage
-from carma.launch.attempt_files import AttemptFiles
 from carma.wire import api_types as t
 from carma.wire.openapi import document
 from carma.wire.report_types import UserView
@@ -90,13 +89,13 @@ class _Stream(StreamingResponse):
 
 class Api(Actions, HistoryRoutes):
     async def server(self, call: ApiCall) -> t.ServerView:
-        shell, state = self._shell, self._shell.state
+        shell, state = self.shell, self.shell.state
         finished = sum(isinstance(task.status, Finished) for task in state.tasks.values())
-        own_uid = self._authenticator.own_uid
+        own_uid = self.authenticator.own_uid
         return t.ServerView(
             version=carma.__version__,
             pid=os.getpid(),
-            user=self._authenticator.names.of(own_uid),
+            user=self.authenticator.names.of(own_uid),
             uid=own_uid,
             home=str(shell.paths.state_dir),
             policy=state.policy.name,
@@ -112,7 +111,7 @@ class Api(Actions, HistoryRoutes):
         )
 
     async def tasks(self, call: ApiCall) -> list[t.TaskView]:
-        state = self._shell.state
+        state = self.shell.state
         uid, wanted = wanted_uid(call), wanted_state(call)
         live = [
             task
@@ -127,10 +126,10 @@ class Api(Actions, HistoryRoutes):
 
     def _queue_positions(self) -> dict[TaskId, int]:
         """Where users take turns or the policy has an order of its own; otherwise `turn` gives the order."""
-        state = self._shell.state
+        state = self.shell.state
         if state.fair_queue is None and state.policy.urgent is None:
             return {}
-        queue = list(queued_ids(state, self._shell.clock.now()))
+        queue = list(queued_ids(state, self.shell.clock.now()))
         return {task_id: position - len(queue) for position, task_id in enumerate(queue)}
 
     async def _views(self, tasks: list[Task], who: Identity) -> list[t.TaskView]:
@@ -142,15 +141,15 @@ class Api(Actions, HistoryRoutes):
         return made
 
     async def task(self, call: ApiCall) -> t.TaskView:
-        found = await self._shell.look_up(call.task)
+        found = await self.shell.look_up(call.task)
         wait_s = call.query.get("wait_s")
         if wait_s is not None and wait_s > 0:
-            await self._shell.wait_for(_finished(call.task), min(wait_s, _LONGEST_WAIT_S))
-            found = await self._shell.look_up(call.task)
-        return self._view(self._shell.state.tasks.get(call.task, found), call.who)
+            await self.shell.wait_for(_finished(call.task), min(wait_s, _LONGEST_WAIT_S))
+            found = await self.shell.look_up(call.task)
+        return self._view(self.shell.state.tasks.get(call.task, found), call.who)
 
     async def explain(self, call: ApiCall) -> t.Explanation:
-        return explanation(await self._shell.look_up(call.task), self._context(call.who))
+        return explanation(await self.shell.look_up(call.task), self._context(call.who))
 
     async def logs(self, call: ApiCall) -> Response:
         task = await self._own_task(call)
@@ -159,36 +158,29 @@ class Api(Actions, HistoryRoutes):
             raise Usage(f"there is no stream {stream[:40]!r}", "stdout or stderr")
         if attempt is not None and all(attempt != one.number for one in task.attempts):
             raise NotFound(f"task {task.id} has no attempt {attempt}", f"it has {len(task.attempts)} so far")
-        output = LogStream(
-            self._shell,
-            AttemptFiles(self._shell.paths.log_dir),
-            call.task,
-            stream=stream,
-            attempt=attempt,
-            tail=call.query.get("tail"),
-            follow=call.query.get("follow", False),
-        )
+        tail, follow = call.query.get("tail"), call.query.get("follow", False)
+        output = LogStream(self.shell, call.task, stream=stream, attempt=attempt, tail=tail, follow=follow)
         file = await output.open_first()
         offset = {OFFSET_HEADER: str(file.offset if file is not None else 0)}
         return _stream(output.pieces(file), "application/octet-stream", offset)
 
     async def gpus(self, _call: ApiCall) -> list[t.GpuView]:
-        return gpu_views(self._shell.state, self._shell.clock.now())
+        return gpu_views(self.shell.state, self.shell.clock.now())
 
     async def users(self, call: ApiCall) -> list[UserView]:
-        return user_views(self._shell.state, call.who, self._shell.clock.now())
+        return user_views(self.shell.state, call.who, self.shell.clock.now())
 
     async def events(self, _call: ApiCall) -> Response:
-        body = server_sent_events(self._shell.subscribe(), lambda: self._shell.state)
+        body = server_sent_events(self.shell.subscribe(), lambda: self.shell.state)
         return _stream(body, "text/event-stream")
 
     async def settings(self, _call: ApiCall) -> list[t.SettingView]:
-        return [t.SettingView(**line._asdict()) for line in describe(self._shell.settings, self._shell.origins)]
+        return [t.SettingView(**line._asdict()) for line in describe(self.shell.settings, self.shell.origins)]
 
     async def shutdown(self, call: ApiCall) -> t.Done:
         request: t.ShutdownRequest = call.body
-        self._shell.request_stop(request.cancel_running)
-        running = len(self._shell.state.active)
+        self.shell.request_stop(request.cancel_running)
+        running = len(self.shell.state.active)
         fate = "cancelled" if request.cancel_running else "left running; the next daemon adopts them"
         tasks = f"; {show_count(running, 'running task')} {fate}" if running else ""
         return t.Done(note=f"the daemon is stopping{tasks}")

@@ -5,6 +5,7 @@ lists, and views for the user who asks.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
 from typing import get_args
 
 from carma.core.model.status import Status
@@ -26,29 +27,26 @@ _STATUSES = frozenset(tag_of(kind) for kind in get_args(Status))
 _STATES = _STATUSES | _OUTCOMES | {"pd", "h", "r", "cg"} | _OUTCOMES_BY_CODE.keys()
 
 
+@dataclass(eq=False)
 class Handlers:
-    def __init__(
-        self, shell: Shell, estimates: Estimates, check_files: CheckFiles, authenticator: Authenticator
-    ) -> None:
-        """`check_files` checks the files of each submitted command, with the rights of its owner."""
-        self._shell = shell
-        self._estimates = estimates
-        self._check_files = check_files
-        self._authenticator = authenticator
-        # Submissions that are checked but not yet part of the state, since several are committed in one transaction:
-        # the first id of each, with its user and its number of tasks.
-        self._pending: dict[TaskId, tuple[int, int]] = {}
+    shell: Shell
+    estimates: Estimates
+    check_files: CheckFiles  # of each submitted command, with the rights of its owner
+    authenticator: Authenticator
+    # Submissions that are checked but not yet part of the state, since several are committed in one transaction:
+    # the first id of each, with its user and its number of tasks.
+    pending: dict[TaskId, tuple[int, int]] = field(default_factory=dict)
 
     def _context(self, who: Identity) -> ViewContext:
-        shell = self._shell
-        return ViewContext(shell.state, shell.clock.now(), who, shell.paths.log_dir, self._estimates.stage)
+        shell = self.shell
+        return ViewContext(shell.state, shell.clock.now(), who, shell.paths.log_dir, self.estimates.stage)
 
     def _view(self, task: Task, who: Identity) -> TaskView:
         return next(task_views([task], self._context(who)))
 
     async def _own_task(self, call: ApiCall) -> Task:
         """The task of a route that only its owner and administrators may use."""
-        found = await self._shell.look_up(call.task)
+        found = await self.shell.look_up(call.task)
         require_owner(call.who, found, call.route.name)
         return found
 

@@ -39,20 +39,20 @@ class HistoryRoutes(Handlers):
         before = None if cursor is None else read_cursor(cursor)
         limit = call.query.get("limit", DEFAULT_LIMIT)
         wanted = HistoryQuery(wanted_uid(call), call.query.get("since"), wanted_outcomes(call), before, limit)
-        in_memory = [task for task in self._shell.state.tasks.values() if wanted.has(task)]
-        make = partial(_answer, self._shell.archive, wanted, in_memory, self._context(call.who))
-        body, following = await self._shell.read(make)
+        in_memory = [task for task in self.shell.state.tasks.values() if wanted.has(task)]
+        make = partial(_answer, self.shell.archive, wanted, in_memory, self._context(call.who))
+        body, following = await self.shell.read(make)
         headers = {} if following is None else {CURSOR_HEADER: following}
         return Response(body, media_type="application/json", headers=headers)
 
     async def story(self, call: ApiCall) -> list[t.StoryLine]:
-        task = await self._shell.look_up(call.task)
-        gpus, whole = dict(self._shell.state.gpus), call.who.may_see(task)
-        archive = self._shell.archive
-        return await self._shell.read(lambda: story(archive.story(call.task), gpus, whole=whole))
+        task = await self.shell.look_up(call.task)
+        gpus, whole = dict(self.shell.state.gpus), call.who.may_see(task)
+        archive = self.shell.archive
+        return await self.shell.read(lambda: story(archive.story(call.task), gpus, whole=whole))
 
     async def report(self, call: ApiCall) -> Report:
-        shell, now = self._shell, self._shell.clock.now()
+        shell, now = self.shell, self.shell.clock.now()
         since = full_hour(max(0.0, min(call.query.get("since", now - DEFAULT_SPAN_S), now)))
         totals = Totals(since, now)
         in_memory = list(shell.state.tasks.values())

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -107,41 +107,29 @@ class LogFile:
             self._file = None
 
 
-class LogStream:
+class LogStream(NamedTuple):
     """The bytes of one request for logs."""
 
-    def __init__(
-        self,
-        shell: Shell,
-        files: AttemptFiles,
-        task: TaskId,
-        *,
-        stream: Literal["stdout", "stderr"],
-        attempt: int | None,
-        tail: int | None,
-        follow: bool,
-    ) -> None:
-        self._shell = shell
-        self._files = files
-        self._task = task
-        self._stream = stream
-        self._attempt = attempt
-        self._tail = tail
-        self._follow = follow
+    shell: Shell
+    task: TaskId
+    stream: Literal["stdout", "stderr"]
+    attempt: int | None
+    tail: int | None
+    follow: bool
 
     def _find(self) -> Task | None:
-        return self._shell.find(self._task)
+        return self.shell.find(self.task)
 
     async def open_first(self) -> LogFile | None:
         """The first file, opened so that a refusal is an error answer and not a broken stream."""
-        file = self._file_after(0, self._tail)
+        file = self._file_after(0, self.tail)
         if file is not None:
             await asyncio.to_thread(file.open)  # the search for the last lines may read many megabytes
         return file
 
     async def pieces(self, file: LogFile | None) -> AsyncIterator[bytes]:
         number = 0
-        while not self._shell.released.is_set():
+        while not self.shell.released.is_set():
             if file is not None:
                 number = file.number
                 try:
@@ -149,7 +137,7 @@ class LogStream:
                         yield piece
                 finally:
                     file.close()
-            if not self._follow or (self._attempt is not None and number):
+            if not self.follow or (self.attempt is not None and number):
                 return
             file = await self._next_file(number)
             if file is None:
@@ -158,20 +146,20 @@ class LogStream:
     async def _pieces_of(self, file: LogFile) -> AsyncIterator[bytes]:
         """One attempt's output; when following, until the attempt has ended and all of it was read."""
         while True:
-            complete = not self._follow or self._ended(file.number)
+            complete = not self.follow or self._ended(file.number)
             while piece := await asyncio.to_thread(file.read):
                 yield piece
-            if complete or self._shell.released.is_set():
+            if complete or self.shell.released.is_set():
                 return
-            await self._shell.wait_for(lambda _state: self._ended(file.number), POLL_S)
+            await self.shell.wait_for(lambda _state: self._ended(file.number), POLL_S)
 
     async def _next_file(self, after: int) -> LogFile | None:
         """That of the attempt after that one; None if the task ends without another."""
-        while not self._shell.released.is_set():
+        while not self.shell.released.is_set():
             file = self._file_after(after, None)
             if file is not None or self._is_over():
                 return file
-            await self._shell.wait_for(
+            await self.shell.wait_for(
                 lambda _state: self._is_over() or self._number(self._find(), after) is not None, NEXT_ATTEMPT_POLL_S
             )
         return None
@@ -183,8 +171,8 @@ class LogStream:
     def _number(self, task: Task | None, after: int) -> int | None:
         """The attempt to show: the requested one; otherwise the newest at first, then those that follow."""
         numbers = [attempt.number for attempt in task.attempts] if task is not None else []
-        if self._attempt is not None:
-            return self._attempt if self._attempt in numbers and self._attempt > after else None
+        if self.attempt is not None:
+            return self.attempt if self.attempt in numbers and self.attempt > after else None
         if not after:
             return numbers[-1] if numbers else None
         return min((number for number in numbers if number > after), default=None)
@@ -203,11 +191,11 @@ class LogStream:
         if task is None or number is None:
             return None
         key = AttemptKey(task.id, number)
-        named = named_outputs(key, task.owner, task.spec)[0 if self._stream == "stdout" else 1]
+        named = named_outputs(key, task.owner, task.spec)[0 if self.stream == "stdout" else 1]
         if named is not None:
             message = f"this output was sent to {named}; the daemon does not open files that a user named"
             raise NotFound(message, f"read that file: {named}")
-        return LogFile(number, lambda: self._files.open_log(key, self._stream), tail)
+        return LogFile(number, lambda: AttemptFiles(self.shell.paths.log_dir).open_log(key, self.stream), tail)
 
 
 def encode(sequence: int, event: Durable, state: State) -> bytes:
