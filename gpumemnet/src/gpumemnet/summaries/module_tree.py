@@ -7,8 +7,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-from gpumemnet.summaries.text import MOST_LAYERS, bad, cut_off, read_count, too_many
+from gpumemnet.summaries.text import CACHED, MOST_LAYERS, bad, cut_off, read_count, too_many
 
 _MODULE = re.compile(
     r"\s*(?:\((?P<name>[^()]*)\): )?(?:(?P<times>\d{1,9}) x )?(?P<kind>[A-Za-z_][\w.]{0,200})"
@@ -53,7 +54,6 @@ def opens_tree(lines: Sequence[str], number: int) -> bool:
 
 def parse_tree(lines: Sequence[str], start: int) -> Node:
     open_nodes: list[Node] = []
-    brackets: dict[str, dict[str, str]] = {}
     modules = 0
     for number in range(start, len(lines)):
         line = lines[number]
@@ -66,7 +66,7 @@ def parse_tree(lines: Sequence[str], start: int) -> Node:
             if not open_nodes:
                 return node
             continue
-        child = _node(line, number, not open_nodes, brackets)
+        child = _node(line, number, not open_nodes)
         if child is None:
             if not open_nodes[-1].children and "=" in text:
                 open_nodes[-1].printed = _printed(text)  # of a layer with modules inside
@@ -87,7 +87,7 @@ def parse_tree(lines: Sequence[str], start: int) -> Node:
     raise cut_off(node.line, node.text, "this module")
 
 
-def _node(line: str, number: int, is_root: bool, brackets: dict[str, dict[str, str]]) -> tuple[Node, bool] | None:
+def _node(line: str, number: int, is_root: bool) -> tuple[Node, bool] | None:
     found = _MODULE.fullmatch(line)
     if found is None or (found["name"] is None and not is_root):
         if _NAMED_LINE.match(line):
@@ -103,9 +103,7 @@ def _node(line: str, number: int, is_root: bool, brackets: dict[str, dict[str, s
         return node, True
     if not rest.endswith(")") or rest.count("(") + 1 != rest.count(")"):
         raise bad(number, line, "the brackets of this module do not match")
-    if rest not in brackets:
-        brackets[rest] = _printed(rest[:-1])
-    node.printed = brackets[rest]
+    node.printed = _printed(rest[:-1])
     return node, False
 
 
@@ -120,6 +118,7 @@ def _names(name: str, times: int, line: str, number: int) -> tuple[str, ...]:
     return tuple(str(place) for place in range(int(span[1]), int(span[2]) + 1))
 
 
+@lru_cache(CACHED)
 def _printed(text: str) -> dict[str, str]:
     """`3, 64, kernel_size=(7, 7)`: by name, or by position without one."""
     found: dict[str, str] = {}

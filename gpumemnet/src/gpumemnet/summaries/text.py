@@ -15,7 +15,7 @@ SHAPES = (
 )
 HINT = "It takes what torchinfo, torchsummary, print(model) or Keras' model.summary() show, or an ONNX file."
 MOST_LAYERS = 100_000  # ten times as many as in any model that is trained
-CACHED = 4096  # shapes and counts repeat, so each is parsed once
+CACHED = 4096  # shapes, counts and attributes repeat, so each is parsed once
 _SHAPE = re.compile(r"\[\s*(-?\d{1,12}(?:\s*,\s*-?\d{1,12})*)?\s*\]", re.ASCII)
 _COUNT = re.compile(r"\d{1,3}(?:,\d{3}){1,6}|\d{1,18}", re.ASCII)
 
