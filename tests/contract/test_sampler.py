@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from pynvml import NVML_ERROR_GPU_IS_LOST
 
-from carma.monitor.dcgm import HostEngine
-from carma.monitor.dcgm_thread import DcgmThread
+from carma.monitor.dcgm import DcgmThread, HostEngine
 from carma.monitor.nvml import NvmlSampler
 from carma.testing.sampler_contract import SamplerContract, SamplerSubject
 from carma.vgpu import virtual_server as world

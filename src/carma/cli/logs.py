@@ -8,9 +8,8 @@ import click
 
 from carma.cli.connection import connect
 from carma.cli.error_output import note
-from carma.cli.follow import copy, detached
+from carma.cli.follow import copy, detached, open_output, output_of, whole_output
 from carma.cli.option_types import whole
-from carma.cli.task_output import open_output, output_of, whole_output
 from carma.cli.verb import task_id, verb
 from carma.cli.wording import ending
 from carma.wire.api_types import TaskView

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import click
 
 from carma.cli import parsers as parse
-from carma.cli import rad_file, script, sweep, task_file
+from carma.cli import rad_file, sweep, task_file
 from carma.cli.connection import ask
 from carma.cli.error_output import note
 from carma.cli.task_flags import IGNORED
@@ -102,9 +102,9 @@ def _from_words(ctx: click.Context, given: Flags, words: tuple[str, ...]) -> Ask
         return _from_rad(given, path)
     if path.suffix == ".toml":
         return _from_toml(ctx, given, path)
-    if "file" in given or script.is_script(path):
+    if "file" in given or task_file.is_script(path):
         flags = _from_directives(ctx, path)
-        return Asked({"name": path.stem, **flags, **given}, (script.script_command(path, words[1:]),), {})
+        return Asked({"name": path.stem, **flags, **given}, (task_file.script_command(path, words[1:]),), {})
     return Asked(given, (words,), {})
 
 
@@ -135,7 +135,7 @@ def _from_directives(ctx: click.Context, path: Path) -> Flags:
     """The options in `#CARMA` and `#SBATCH` lines. Unknown Slurm options are skipped."""
     flags: Flags = {}
     skipped: list[str] = []
-    for directive in script.read_directives(path):
+    for directive in task_file.read_directives(path):
         where = f"{path}, line {directive.line} (#{directive.dialect})"
         try:
             flags.update(_parsed(ctx, directive.words, where))

@@ -16,7 +16,7 @@ from typing import Any
 from carma.core.model.values import Gpu, GpuId, GpuSample
 from carma.errors import NoGpus
 from carma.monitor import process_listing as listing
-from carma.monitor.dcgm_thread import DcgmReader, DcgmThread
+from carma.monitor.dcgm import DcgmReader, DcgmThread
 from carma.monitor.devices import Devices, Environment, GpuDevice, find
 from carma.monitor.gpm import ENGINE_S
 from carma.monitor.gpu_faults import Code, DriverGone, GpuLost, Nvml, ask, code_of

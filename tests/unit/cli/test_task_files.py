@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carma.cli import rad_file as rad
-from carma.cli import script, sweep
+from carma.cli import sweep
 from carma.cli import task_file as taskfile
 from carma.errors import BadTaskFile, NotRunnable, Usage
 
@@ -109,7 +109,7 @@ def test_any_bytes_are_a_rad_task_or_a_clear_error(tmp_path_factory: pytest.Temp
 
 def test_directives_stop_at_the_first_command_of_a_script(tmp_path: Path) -> None:
     lines = ["#!/bin/bash", "#CARMA --gpus 2 # two", "# plain", "", "#SBATCH -J 'a b'", "true", "#CARMA --gpus 9"]
-    found = script.read_directives(written(tmp_path, lines, "run.sh"))
+    found = taskfile.read_directives(written(tmp_path, lines, "run.sh"))
     assert [(each.line, each.dialect, each.words) for each in found] == [
         (2, "CARMA", ("--gpus", "2")),
         (5, "SBATCH", ("-J", "a b")),
@@ -119,22 +119,22 @@ def test_directives_stop_at_the_first_command_of_a_script(tmp_path: Path) -> Non
 def test_a_script_runs_by_its_first_line_or_with_sh(tmp_path: Path) -> None:
     with_line = written(tmp_path, ["#!/usr/bin/env -S python -u", "pass"], "a.py")
     without = written(tmp_path, ["#CARMA --gpus 1", "true"], "b")
-    assert script.script_command(with_line, ("x y",)) == ("/usr/bin/env", "-S python -u", str(with_line), "x y")
-    assert script.script_command(without, ()) == ("/bin/sh", str(without))
+    assert taskfile.script_command(with_line, ("x y",)) == ("/usr/bin/env", "-S python -u", str(with_line), "x y")
+    assert taskfile.script_command(without, ()) == ("/bin/sh", str(without))
 
 
 def test_a_python_file_without_its_first_line_is_not_given_to_sh(tmp_path: Path) -> None:
     with pytest.raises(BadTaskFile) as caught:
-        script.script_command(written(tmp_path, ["#CARMA --gpus 1", "print()"], "train.py"), ())
+        taskfile.script_command(written(tmp_path, ["#CARMA --gpus 1", "print()"], "train.py"), ())
     assert "python" in caught.value.hint
 
 
 def test_a_program_is_not_taken_for_a_script(tmp_path: Path) -> None:
     binary = tmp_path / "program"
     binary.write_bytes(b"\x7fELF\0\0\0")
-    assert not script.is_script(binary)
-    assert not script.is_script(tmp_path / "absent.sh")
-    assert script.is_script(written(tmp_path, ["#!/bin/sh"], "x"))
+    assert not taskfile.is_script(binary)
+    assert not taskfile.is_script(tmp_path / "absent.sh")
+    assert taskfile.is_script(written(tmp_path, ["#!/bin/sh"], "x"))
 
 
 FLAGS = ["gpus", "gpu-mem", "time", "requeue", "no-requeue", "exclusive", "array", "param", "name"]

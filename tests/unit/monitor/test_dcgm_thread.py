@@ -10,8 +10,7 @@ import pynvml
 import pytest
 
 from carma.core.model.values import ACTIVITY_METRICS, NO_ACTIVITY, Activity, GpuId
-from carma.monitor.dcgm import HostEngine
-from carma.monitor.dcgm_thread import FRESH_S, DcgmThread
+from carma.monitor.dcgm import FRESH_S, DcgmThread, HostEngine
 from carma.monitor.devices import Place
 from carma.monitor.nvml import NvmlSampler
 from tests import scripted_dcgm

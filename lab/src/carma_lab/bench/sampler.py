@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from carma.core.model.values import Record
 from carma.demo.figures import percentile
 from carma.errors import NoGpus, Usage
-from carma.monitor.dcgm_thread import DcgmThread
+from carma.monitor.dcgm import DcgmThread
 from carma.monitor.nvml import NvmlSampler, load_nvml
 from carma_lab.bench.machine import WANTS_A_GPU, Machine, facts
 from carma_lab.bench.results_file import check_place, command_of, print_table, write
