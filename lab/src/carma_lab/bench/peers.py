@@ -33,7 +33,8 @@ def measure(jobs: int, say: Say, *, defaults_too: bool = True) -> Iterator[Figur
     yield from _carma(jobs)
     tsp = shutil.which("tsp")
     if tsp is not None:
-        yield from _task_spooler(tsp, jobs)
+        with tempfile.TemporaryDirectory(prefix="carma-tsp-", dir="/tmp", ignore_cleanup_errors=True) as home:
+            yield from _task_spooler(tsp, jobs, home)
     else:
         say("task-spooler: skipped, no tsp on the PATH (Debian: apt install task-spooler)")
     reason = why_not()
@@ -78,12 +79,7 @@ def _carma(jobs: int) -> Iterator[Figure]:
         yield from _figures("carma_cli", "carma submit", jobs, submit, ended)
 
 
-def _task_spooler(tsp: str, jobs: int) -> Iterator[Figure]:
-    with tempfile.TemporaryDirectory(prefix="carma-tsp-", dir="/tmp", ignore_cleanup_errors=True) as home:
-        yield from _in_task_spooler(tsp, jobs, home)
-
-
-def _in_task_spooler(tsp: str, jobs: int, home: str) -> Iterator[Figure]:
+def _task_spooler(tsp: str, jobs: int, home: str) -> Iterator[Figure]:
     env = {**os.environ, "TS_SOCKET": f"{home}/tsp.sock", "TMPDIR": home, "TS_MAXFINISHED": str(2 * jobs)}
 
     def call(*arguments: str) -> str:

@@ -80,17 +80,13 @@ def not_compared(found: dict[str, Any]) -> list[str]:
 
 def _measured(stage: Stage, server: Server) -> dict[str, Any]:
     options = stage.options
-    shapes = SHAPES[: options.tasks]
     time.sleep(IDLE_S * min(1.0, options.scale))
     before, spent_s, began = server.gpus(), cpu_s(server.pid), time.monotonic()
-    ids = [server.submit(training(shape, virtual=options.virtual, scale=options.scale)) for shape in shapes]
-    looks: list[dict[str, Any]] = []
-    while left := unfinished(server.queue(), ids):
-        if stage.over:
-            break
-        looks.append(_look(server.gpus()))
-        stage.say(f"{len(ids) - len(left)} of {len(ids)} tasks ended", every_s=10.0)
-        time.sleep(POLL_S)
+    ids = [
+        server.submit(training(shape, virtual=options.virtual, scale=options.scale))
+        for shape in SHAPES[: options.tasks]
+    ]
+    looks = _looks(stage, server, ids)
     took_s, cost_s = time.monotonic() - began, cpu_s(server.pid) - spent_s
     after = server.gpus()
     views = sorted((view for view in server.history() if view.id in ids), key=lambda view: view.id)
@@ -117,6 +113,16 @@ def _measured(stage: Stage, server: Server) -> dict[str, Any]:
         f"the tasks' share {found['energy_of_tasks_j']} J; the daemon took {found['daemon']['cpu_percent']} % of a core"
     )
     return found
+
+
+def _looks(stage: Stage, server: Server, ids: Sequence[int]) -> list[dict[str, Any]]:
+    """Samples of the GPUs until all tasks have ended or the time is over."""
+    looks = []
+    while (left := unfinished(server.queue(), ids)) and not stage.over:
+        looks.append(_look(server.gpus()))
+        stage.say(f"{len(ids) - len(left)} of {len(ids)} tasks ended", every_s=10.0)
+        time.sleep(POLL_S)
+    return looks
 
 
 def _row(view: TaskView, lines: Sequence[Line]) -> dict[str, Any]:

@@ -224,17 +224,7 @@ MAKERS: dict[str, Callable[[Any], list[str]]] = {
 
 
 NAME = "README.md"
-HEAD = """# The published experiments, simulated
-
-<!-- Made by `carma bench paper`; changes here are lost. -->
-
-All figures are from [paper.json](paper.json), which says when, where and by which command each part was made.
-GPUs are simulated ([how](../../../docs/simulation.md)): A100s of 40 GB. Exclusive GPUs, in the order of arrival, are 1.
-*Run* is the mean run time of a task relative to exclusive GPUs, *slowdown* the mean over tasks of the duration of the
-successful attempt relative to the duration alone. *Code* is a digest of the code that decides and simulates: only parts
-with the same digest may be compared. [What changed](../../../docs/simulation.md#run-times-from-history) on 2026-11-19:
-the simulator passes run times from history to every policy.
-"""
+HEAD = Path(__file__).with_name("page_head.txt").read_text(encoding="utf-8")
 VERDICTS = {True: "met", False: "**not met**", None: "not run"}
 
 

@@ -19,28 +19,9 @@ from carma_lab.bench.paper.cases import Ratio
 
 NEAR = 0.03  # of the makespan of exclusive GPUs
 MANY = 5  # OOMs
-OF_ALL = (
-    "Of all rows: the traces are others (t1, t2, mix and heavy here; Philly, Saturn and Venus there), each figure is "
-    "of one run, there on GPUs and here by a sharing model that was fitted on an H200. The published traces are not at "
-    "hand, so that none of this could be taken apart."
-)
-# 32 of t1's 60 tasks, 28 of t2's 60, 55 of mix's 90 and none of heavy's train on CIFAR.
-_SMALL = (
-    "likely the small CIFAR runs, about half of our tasks, which pack well: on heavy, which has none, it is {heavy:.2f}"
-)
-# docs/simulation.md, "How far the sharing model is off": eight copies of a large task do 1.72 times the work of one on
-# an H200, and 1.00 times by the model.
-_CROWDED = (
-    "likely the sharing model, which was fitted for up to four tasks and thinks too little of more: with no gate, GPUs "
-    "get that crowded"
-)
-_REASONS = {
-    "RR, no estimate": _CROWDED,
-    "Horus": _SMALL,
-    "Lucid": _SMALL,
-    "MAGM, no estimate, gate off": _CROWDED,
-    "LUG, no estimate, gate off": _CROWDED,
-}
+TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+OF_ALL: str = TABLE["of_all"]
+SOURCE: str = TABLE["source"]
 
 
 def why(name: str, mean: Ratio, traces: Mapping[str, Ratio], tasks: int) -> str:
@@ -48,17 +29,13 @@ def why(name: str, mean: Ratio, traces: Mapping[str, Ratio], tasks: int) -> str:
     told = []
     if abs(mean.makespan - theirs.makespan) > NEAR:
         heavy = traces["heavy"].makespan if "heavy" in traces else mean.makespan
-        told.append(_REASONS.get(name, "not known").format(heavy=heavy))
+        told.append(TABLE["reasons"].get(name, "not known").format(heavy=heavy))
     expected = None if theirs.ooms is None else theirs.ooms * tasks / TASKS
     if expected is not None and abs(mean.ooms - expected) >= MANY:
         told.append(f"OOMs: {mean.ooms} in {tasks} tasks, {expected:.0f} would be as many as theirs; not known")
     return "; ".join(told)
 
 
-SOURCE = (
-    "GitHub ehsanyousefzadehasl/AEGIS, evaluation reports: Philly, Saturn and Venus, 60 tasks each, 4 x A100 40 GB, "
-    "one run of each; exclusive GPUs = 1, geometric means, OOMs of 180 tasks"
-)
 TASKS = 180
 ENERGY = (0.85, 0.88)  # 12 to 15 % less than with exclusive GPUs
 RUN = (1.45, 1.79)  # mean run time of the MAGM variants
@@ -75,6 +52,4 @@ class Published(Record, frozen=True, kw_only=True):
     ooms: int | None = None
 
 
-PUBLISHED = msgspec.convert(
-    tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")), dict[str, Published]
-)
+PUBLISHED = msgspec.convert(TABLE["published"], dict[str, Published])
