@@ -82,21 +82,19 @@ def _exact(runs: Sequence[PastRun], request: EstimateRequest) -> Estimate | NoEs
     measured = [run for run in ended if run.peak_mib]
     if not measured:
         return _refuse(f"its memory was not seen in {_times(len(ended))}")
-    telling = _telling(measured)
-    if not telling:
+    usable = _usable(measured)
+    if not usable:
         return _refuse(f"{_times(len(measured))} ended early (within {SURVIVED_S:g} s), which says too little")
-    return _from_runs(telling, request)
+    return _from_runs(usable, request)
 
 
-def _telling(measured: Sequence[PastRun]) -> list[PastRun]:
+def _usable(measured: Sequence[PastRun]) -> list[PastRun]:
     return [run for run in measured if run.succeeded] or [run for run in measured if run.runtime_s >= SURVIVED_S]
 
 
-def _from_runs(telling: Sequence[PastRun], request: EstimateRequest) -> Estimate:
-    warnings = (
-        [f"from {_times(len(telling))} that did not succeed; it may take more"] if not telling[0].succeeded else []
-    )
-    alike, remarks = _alike(telling, request)
+def _from_runs(usable: Sequence[PastRun], request: EstimateRequest) -> Estimate:
+    warnings = [f"from {_times(len(usable))} that did not succeed; it may take more"] if not usable[0].succeeded else []
+    alike, remarks = _alike(usable, request)
     if request.fingerprint and not any(run.fingerprint for run in alike):
         remarks.append("whether its files have changed since then is not known")
     peak = max(run.peak_mib or 0 for run in alike)
@@ -111,15 +109,17 @@ def _from_runs(telling: Sequence[PastRun], request: EstimateRequest) -> Estimate
     )
 
 
-def _alike(telling: Sequence[PastRun], request: EstimateRequest) -> tuple[list[PastRun], list[str]]:
-    """Those that are most like what is asked: the server's GPU model, the number of GPUs; and what could not be had."""
+def _alike(usable: Sequence[PastRun], request: EstimateRequest) -> tuple[list[PastRun], list[str]]:
+    """The runs most like the request, by GPU model and number of GPUs; and how they differ from it."""
     remarks: list[str] = []
-    looked_at = [run for run in telling if run.fingerprint] or list(telling)
+    candidates = [run for run in usable if run.fingerprint] or list(usable)
     models = {gpu.name for gpu in request.gpus}
-    runs = [run for run in looked_at if run.gpu_model in models]
+    runs = [run for run in candidates if run.gpu_model in models]
     if not runs:
-        runs = looked_at
-        remarks.append(f"measured on {', '.join(sorted({run.gpu_model for run in runs}))}, which this server has not")
+        runs = candidates
+        remarks.append(
+            f"measured on {', '.join(sorted({run.gpu_model for run in runs}))}, which this server does not have"
+        )
     alike = [run for run in runs if run.gpus == request.spec.gpus]
     if not alike:
         alike = runs
@@ -136,14 +136,13 @@ def _near(runs: Sequence[PastRun], request: EstimateRequest, exact: NoEstimate) 
     place, found = max(by_place.items(), key=lambda entry: len(entry[1]))
     name = wanted[place].name or f"word {wanted[place].place + 1}"
     value = wanted[place].value
-    telling = _telling([run for run in found if run.peak_mib and run.more_than_mib is None])
-    alike, remarks = _alike(telling, request) if telling else ([], [])
+    usable = _usable([run for run in found if run.peak_mib and run.more_than_mib is None])
+    alike, remarks = _alike(usable, request) if usable else ([], [])
     points = [MeasuredPoint(numbers(run.command)[place].value, run.peak_mib or 0) for run in alike]
     fitted = fit(points, value)
     least = _least_mib(found, points, place, wanted[place])
     if isinstance(fitted, str):
-        told = f"{exact.reason}; {_times(len(found))} with another {name}, but {fitted}"
-        return _refuse(told, least)
+        return _refuse(f"{exact.reason}; {_times(len(found))} with another {name}, but {fitted}", least)
     estimate = _from_line(fitted, name, value, remarks, alike[0].gpu_model)
     nearest = min(alike, key=lambda run: abs(numbers(run.command)[place].value - value))
     estimate = replace(estimate, demand=_demand([nearest]))
@@ -155,7 +154,7 @@ def _by_place(runs: Sequence[PastRun], wanted: Sequence[Number]) -> dict[int, li
     found: dict[int, list[PastRun]] = {}
     for run in runs:
         theirs = numbers(run.command)
-        if len(theirs) != len(wanted):  # a word that looks like a blank
+        if len(theirs) != len(wanted):  # a word that resembles a placeholder
             continue
         differ = [place for place, number in enumerate(wanted) if number.value != theirs[place].value]
         if len(differ) == 1:
@@ -174,7 +173,7 @@ def _least_mib(runs: Sequence[PastRun], points: Sequence[MeasuredPoint], place: 
 
 def _from_line(fitted: Fit, name: str, value: float, remarks: Sequence[str], gpu_model: str) -> Estimate:
     seen = " and ".join(f"{show_mib(point.mib)} at {point.value:g}" for point in fitted.used)
-    how = "drawn on from" if fitted.beyond else "read off between"
+    how = "extrapolated from" if fitted.beyond else "interpolated between"
     return Estimate(
         footprint_mib=fitted.footprint_mib,
         upper_mib=fitted.upper_mib,

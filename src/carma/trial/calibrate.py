@@ -84,12 +84,12 @@ def measure(
         out, log = Path(folder, "out"), Path(folder, "log")
         out.mkdir()
         words = [python, str(MAIN), "--out", str(out), "--limit-s", f"{limit_s:g}", "--parallel", str(_parallel())]
-        with log.open("wb") as told:
+        with log.open("wb") as output:
             process = subprocess.Popen(
                 words,
                 env={**environ, "CUDA_VISIBLE_DEVICES": gpu},
                 stdin=subprocess.DEVNULL,
-                stdout=told,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # so that its workers can be killed with it
             )

@@ -251,7 +251,7 @@ class _Channel:
 
 
 def _memory_file(stack: contextlib.ExitStack, name: str) -> int:
-    """A file without a path, gone with its last descriptor: the sandbox fills it, whatever user it runs as."""
+    """A file without a path, gone with its last descriptor: the sandbox fills it, as any user."""
     fd = os.memfd_create(f"carma-{name}", os.MFD_CLOEXEC)
     stack.callback(os.close, fd)
     return fd

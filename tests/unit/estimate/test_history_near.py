@@ -104,14 +104,14 @@ def test_other_values_of_a_changed_script_say_nothing_either() -> None:
 def test_a_batch_size_between_two_that_ran() -> None:
     answer = estimated(ran(32, 3_000), ran(128, 9_000))
     assert (answer.footprint_mib, answer.upper_mib, answer.source) == (5_000, 9_450, "history")
-    assert answer.warnings == ("--batch-size 64 was not run before: read off between 2.9 GiB at 32 and 8.8 GiB at 128",)
+    assert answer.warnings == ("--batch-size 64 was not run before: interpolated between 2.9 GiB at 32 and 8.8 GiB at 128",)
     assert answer.runtime_s is None  # another amount of work
 
 
 def test_a_batch_size_beyond_those_that_ran_says_how_it_was_drawn() -> None:
     answer = estimated(ran(16, 2_000), ran(32, 3_000), ran(48, 4_000))
     assert answer.footprint_mib == 5_000
-    assert "drawn on from" in answer.warnings[0]
+    assert "extrapolated from" in answer.warnings[0]
     assert answer.upper_mib > 5_250
 
 

@@ -234,9 +234,9 @@ def _tiles(rows: float, columns: float) -> float:
 
 def _channels_in(layer: Layer, came: float) -> float:
     """Of the input of a product; a part of it if that is not a whole number of them."""
-    told = next((layer.attributes[name] for name in _KNOWN_IN if name in layer.attributes), "")
-    if told.isdecimal() and int(told):
-        return float(told)
+    known = next((layer.attributes[name] for name in _KNOWN_IN if name in layer.attributes), "")
+    if known.isdecimal() and int(known):
+        return float(known)
     shape = layer.inputs[0] if layer.inputs else ()
     found = (shape[1] if len(shape) >= 3 and "Conv" in layer.kind else shape[-1]) if len(shape) > 1 else 0
     return float(found) if found else min(came, 64.0)

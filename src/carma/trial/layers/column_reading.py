@@ -67,21 +67,21 @@ def columns_of(described: Described) -> Columns:
 
     kinds = np.array([_kind(layer) for layer in layers])
     outputs = column(math.prod(layer.output) if layer.output else 0 for layer in layers)
-    told = column(math.prod(layer.inputs[0]) if layer.inputs else 0 for layer in layers)
+    given = column(math.prod(layer.inputs[0]) if layer.inputs else 0 for layer in layers)
     made = Columns(
         kinds=kinds,
         outputs=outputs,
         parameters=column(_parameters(layer) for layer in layers),
         channels=column(_channels(layers, kinds.tolist())),
         inplace=np.fromiter((layer.inplace for layer in layers), np.bool_, count),
-        inputs=told,
+        inputs=given,
         names=np.array([layer.kind for layer in layers]),
     )
-    if told.all():  # as in a trial run
+    if given.all():  # as in a trial run
         return made
     first = float(math.prod(described.input)) if described.input else outputs[0]
     dimensions = np.fromiter((len(layer.output) - 2 for layer in layers), np.int64, count)
-    return Columns(**{**vars(made), "inputs": np.where(told > 0, told, inputs_of(made, dimensions, first))})
+    return Columns(**{**vars(made), "inputs": np.where(given > 0, given, inputs_of(made, dimensions, first))})
 
 
 def _parameters(layer: Layer) -> int:
