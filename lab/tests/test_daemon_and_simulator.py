@@ -85,7 +85,7 @@ async def daemon(store: MemoryStore | SqliteStore, state: State) -> AsyncIterato
     time = Scripted()
     shell = make_shell(store, state)
     shell.clock = SteadyClock(wall=lambda: 0.0, monotonic=time)
-    shell.proposing = True
+    shell.reconciled.set()
     made = Daemon(shell, time)
     async with writing(shell, made.follow):
         yield made

@@ -46,7 +46,6 @@ AFTER_ERROR_S = 0.1
 class Loop:
     def __init__(self, shell: Shell, executor: Executor, sampler: Sampler, *, period_s: float) -> None:
         self.executor = executor
-        self.settled = asyncio.Event()  # the state agrees with the living processes
         self._shell = shell
         self.writer = Writer(shell, executor.follow)
         self._sampler = sampler
@@ -77,7 +76,7 @@ class Loop:
     # The GPUs.
 
     async def _sample_always(self) -> None:
-        await self.settled.wait()
+        await self._shell.reconciled.wait()
         due_s = time.monotonic()
         while True:
             await self._guard("sampling the GPUs", self._sample)
@@ -96,7 +95,7 @@ class Loop:
 
     async def _watch_memory_always(self) -> None:
         """Sharing without memory limits is only safe if the memory is read often."""
-        await self.settled.wait()
+        await self._shell.reconciled.wait()
         while True:
             speed = max(1.0, self._shell.clock.speed)
             await asyncio.sleep(max(STARTING_S, watch_pause_s(self._shell.state) / speed))
@@ -136,7 +135,7 @@ class Loop:
     # The attempts, and time.
 
     async def _poll_always(self) -> None:
-        await self.settled.wait()
+        await self._shell.reconciled.wait()
         wake = self.executor.poll_now
         while True:
             # Not asyncio.wait_for: in Python 3.11 it can swallow a cancellation that comes with the event.

@@ -104,8 +104,7 @@ async def reconcile(shell: Shell, loop: Loop, replayed: ReplayedLog) -> None:
     await loop.gpus_changed(await loop.find_gpus())
     for command, at in _left_to_do(shell, replayed):
         executor.execute(command, at)
-    shell.proposing = True
-    loop.settled.set()
+    shell.reconciled.set()
     executor.poll_now.set()
 
 

@@ -128,9 +128,9 @@ def _start_background(parts: DaemonParts, server: HttpServer, address: Address) 
 
 
 async def _close(parts: DaemonParts) -> None:
-    # Before the state has settled it is not known what runs under the MPS servers. If the database is gone, another
+    # Before the state is reconciled it is not known what runs under the MPS servers. If the database is gone, another
     # daemon may use them by now.
-    if parts.loop.settled.is_set() and parts.store.in_place():
+    if parts.shell.reconciled.is_set() and parts.store.in_place():
         try:
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 await parts.loop.executor.call_launcher(parts.launcher.close)

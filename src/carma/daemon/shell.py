@@ -102,7 +102,7 @@ class Shell:
         self.settings, self.origins = loaded
         self.paths = paths
         self.started_at = clock.now()
-        self.proposing = False  # set once the state agrees with the living processes
+        self.reconciled = asyncio.Event()  # the state agrees with the living processes
         self.stopping = asyncio.Event()
         self.released = asyncio.Event()  # streams end
         self.cancel_at_stop = False

@@ -205,7 +205,7 @@ class Writer:
     async def _propose(self) -> None:
         """One round of proposals. Another turn follows until there are none."""
         started_s = time.monotonic()
-        if not self._shell.proposing or started_s < self._propose_at_s:
+        if not self._shell.reconciled.is_set() or started_s < self._propose_at_s:
             return
         events = self._proposals()
         took_s = time.monotonic() - started_s

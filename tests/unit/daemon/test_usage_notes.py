@@ -193,7 +193,7 @@ def test_killed_at_any_time_tasks_and_gpus_have_lost_the_same(tmp_path: Path, th
             await server.end(FIRST)
         elif then == "growth":
             server.memory[SECOND] += 1_000
-            server.shell.proposing = True
+            server.shell.reconciled.set()
             await server.wait(1)
             assert await server.shell.wait_for(lambda state: _peak(state, SECOND) == 7_000, LIMIT_S)
         elif then == "a minute":

@@ -166,7 +166,7 @@ def test_proposals_are_tried_again_after_the_disk_refused_them(monkeypatch: pyte
         async with running(store) as shell:
             await shell.commit([submitted(1)])
             store.refuse = StoreError("the disk is full")
-            shell.proposing = True
+            shell.reconciled.set()
             with pytest.raises(StoreError):
                 await shell.commit([submitted(2)])
             store.refuse = None
@@ -183,7 +183,7 @@ def test_a_decision_that_raises_does_not_end_the_writer(monkeypatch: pytest.Monk
 
     async def work() -> None:
         async with running(CountingStore()) as shell:
-            shell.proposing = True
+            shell.reconciled.set()
             await shell.commit([submitted(1)])
             await shell.commit([submitted(2)])
             assert shell.sequence == 2
@@ -296,7 +296,7 @@ def test_nothing_new_is_placed_while_the_daemon_stops(monkeypatch: pytest.Monkey
 
     async def work() -> None:
         async with running(CountingStore()) as shell:
-            shell.proposing = True
+            shell.reconciled.set()
             shell.request_stop()
             await shell.commit([submitted(1), TaskEstimated(1.0, TaskId(1), None)])
             assert await shell.wait_for(lambda state: state.tasks[TaskId(1)].spec.comment == "kept", LIMIT_S)
