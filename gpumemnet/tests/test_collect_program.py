@@ -108,7 +108,7 @@ training_run.TrainingRun.train = train
 activity.measure = measure
 activity.WARM_S = 0.0
 loop.Training = Training
-loop.Made = lambda config, numbers: None
+loop.make = lambda config, numbers: None
 loop.random_numbers = lambda: None
 collect.WARM_UP_MODELS = 0
 """

@@ -251,7 +251,7 @@ def test_rows_are_found_again_and_an_incomplete_one_is_removed(tmp_path: Path) -
     kept.write({"id": "b", "error": "broken", "oom": False})
     kept.write({"id": "c", "error": None, "oom": True})
     kept.file.close()
-    assert (kept.measured, kept.failed, kept.oom, kept.written) == (1, 1, 1, 3)
+    assert kept.counts == {"measured": 1, "failed": 1, "oom": 1}
     with kept.path.open("a") as file:
         file.write('{"id":"d","err')
     again = rows.Rows(tmp_path, resume=True, activity=False)

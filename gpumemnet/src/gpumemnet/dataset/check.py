@@ -78,15 +78,9 @@ class _Checking(NamedTuple):
 
     def layers(self, layers: Layers) -> None:
         count = len(layers.parameters)
-        for name, length in {
-            "layer_kind": len(layers.kind),
-            "layer_output": len(layers.output.offsets) - 1,
-            "layer_input": len(layers.input.offsets) - 1,
-            "layer_attributes": len(layers.attributes),
-            "layer_inplace": len(layers.inplace),
-        }.items():
-            if length != count:
-                raise Usage(f"{self.path}: column {name} has {length} layers, layer_parameters has {count}", HINT)
+        for name in ("kind", "output", "input", "attributes", "inplace"):
+            if (length := len(getattr(layers, name))) != count:
+                raise Usage(f"{self.path}: column layer_{name} has {length} layers, layer_parameters has {count}", HINT)
         self._none(np.diff(layers.offsets) == 0, "layer_kind", "there is no layer")
         running = np.concatenate([[0], np.cumsum(layers.parameters)])
         sums = running[layers.offsets[1:]] - running[layers.offsets[:-1]]

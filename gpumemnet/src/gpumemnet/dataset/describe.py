@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from gpumemnet.dataset.table import Numbers, Table, Wholes
 from gpumemnet.training import WIDTHS_GB
 from gpumemnet.training.scores import to_classes
 
+UNITS = {"batch": "samples", "activations": "elements a sample", "activations_batch": "elements"}
 MOST_COLOURS = 10  # more are not distinguishable: the last one includes all above it
 MOST_COUNTS = 20  # maximum in a line of text
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
@@ -94,22 +95,21 @@ def coloured(family: str, footprints: Numbers) -> tuple[Wholes, list[str]]:
     return found, labels
 
 
-def _quantities(table: Table) -> list[tuple[str, str, Numbers]]:
+def _quantities(table: Table) -> Iterator[tuple[str, str, Numbers]]:
+    """Name, unit and values."""
     fits = table["oom"] == 0
-    found = sizes(table)
-    units = {"batch": "samples", "activations": "elements a sample", "activations_batch": "elements"}
-    told = [(name, units.get(name, ""), values) for name, values in found.items() if name != "footprint_mib"]
+    for name, values in sizes(table).items():
+        if name != "footprint_mib":
+            yield name, UNITS.get(name, ""), values
     for name in ("requested_mib", "allocated_mib", "reserved_mib", "footprint_mib", "context_mib"):
-        told.append((name, "MiB", table[name][fits]))
-    told.append(("beside_reserved_mib", "MiB", (table["footprint_mib"] - table["reserved_mib"])[fits]))
+        yield name, "MiB", table[name][fits]
+    yield "beside_reserved_mib", "MiB", (table["footprint_mib"] - table["reserved_mib"])[fits]
     for column in ACTIVITY:
-        values = table[column.name]
-        told.append((column.name, column.unit, values[np.isfinite(values)]))
-    return told
+        yield column.name, column.unit, table[column.name][np.isfinite(table[column.name])]
 
 
 def _range(name: str, unit: str, values: Numbers) -> Range:
-    least, p10, median, p90, most = (float(value) for value in np.quantile(values, QUANTILES))
+    least, p10, median, p90, most = np.quantile(values, QUANTILES).tolist()
     return Range(name=name, unit=unit, least=least, p10=p10, median=median, p90=p90, most=most)
 
 

@@ -51,6 +51,9 @@ class Shapes:
     offsets: Wholes
     values: Wholes
 
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
     @cached_property
     def elements(self) -> Numbers:
         """Number of elements of each; 0 for an empty shape."""

@@ -29,29 +29,25 @@ def random_numbers() -> Any:
     return torch.randn(BUFFER, generator=torch.Generator().manual_seed(0)) * 0.02
 
 
-class Made:
+def make(config: dict[str, Any], numbers: Any) -> tuple[Any, Any]:
     """The parts of a run that need no device: the model without memory, and the batch on the CPU."""
-
-    def __init__(self, config: dict[str, Any], numbers: Any) -> None:
-        model = build.build(config)
-        if config.get("precision") == "bf16":
-            model = model.bfloat16()
-        if config.get("channels_last"):
-            model = model.to(memory_format=torch.channels_last)
-        self.model = model
-        self.batch = make_batch(config, numbers)
+    model = build.build(config)
+    if config.get("precision") == "bf16":
+        model = model.bfloat16()
+    if config.get("channels_last"):
+        model = model.to(memory_format=torch.channels_last)
+    return model, make_batch(config, numbers)
 
 
 class Training:
     """A model with its optimizer on a device. Each `step` is one step of the optimizer."""
 
-    def __init__(self, config: dict[str, Any], device: str, numbers: Any, made: Made | None = None) -> None:
+    def __init__(self, config: dict[str, Any], device: str, numbers: Any, made: tuple[Any, Any] | None = None) -> None:
         self.config, self.device = config, device
         precision = config.get("precision", "fp32")
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"  # else torch's defaults
-        made = made or Made(config, numbers)
-        self.batch = made.batch
-        self.model = model = to_device(made.model, device).train()
+        model, self.batch = made or make(config, numbers)
+        self.model = model = to_device(model, device).train()
         fill(model, numbers)
         self.optimizer = OPTIMIZERS[config.get("optimizer", "adam")](list(model.parameters()))
         # This scale never overflows; a skipped step would leave the optimizer without its state.

@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ class Rows:
         self._done = read_done(self.path, activity)
         mend(self.path)
         self.file = self.path.open("a", encoding="utf-8")
-        self.measured = self.oom = self.failed = 0
+        self.counts: Counter[str] = Counter()  # of rows written: measured, oom, failed
 
     def write(self, row: dict[str, Any]) -> None:
         try:
@@ -64,17 +65,11 @@ class Rows:
         except OSError as error:
             raise SystemExit(f"{self.path} cannot be written: {error.strerror}") from error
         if "id" in row:
-            self.oom += bool(row.get("oom"))
-            self.failed += bool(row.get("error"))
-            self.measured += not row.get("oom") and not row.get("error")
+            self.counts["oom" if row.get("oom") else "failed" if row.get("error") else "measured"] += 1
 
     def has(self, config: dict[str, Any]) -> bool:
         """A row without a digest is identified by its id."""
         return bool(self._done.get(config["id"], frozenset()) & {config["of"], None})
-
-    @property
-    def written(self) -> int:
-        return self.measured + self.oom + self.failed
 
 
 def set_aside(path: Path) -> None:

@@ -136,8 +136,9 @@ class Schedule:
 
     def report(self) -> None:
         self.reported_s = time.monotonic()
-        done, took_s = self.rows.written, self.reported_s - self.first_s
-        kinds = f"{self.rows.measured} measured, {self.rows.oom} out of memory, {self.rows.failed} failed"
+        counts = self.rows.counts
+        done, took_s = counts.total(), self.reported_s - self.first_s
+        kinds = f"{counts['measured']} measured, {counts['oom']} out of memory, {counts['failed']} failed"
         rate = done / max(took_s, 1e-9)
         left = self.total - done
         print(f"{done} of {self.total} in {took_s:.0f} s ({rate:.1f}/s): {kinds}, {left} left", flush=True)

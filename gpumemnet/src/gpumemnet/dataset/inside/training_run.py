@@ -86,7 +86,7 @@ class TrainingRun:
         try:
             torch.set_num_threads(1)
             torch.manual_seed(0)
-            self.made = loop.Made(self.config, self.numbers)  # before GPU memory is reserved for this run
+            self.made = loop.make(self.config, self.numbers)  # before GPU memory is reserved for this run
             self.meter.start(self.device)
         except Exception as error:
             return {"steps": 0, "finite": None, **failure(error)}
