@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -250,18 +250,12 @@ def _read(
     words = words_of(layers)
     if words and sample:
         layers, said = at_length(layers, printed, words, sample)
-        given = (printed, *sample)
+        words, given = sample[0], (printed, *sample)
     else:
         given, said = input_of(taken, sample, max(printed, 1), figures.input_mb)
         first = next((layer for layer in layers if layer.output), None)
         given = given or (square_image(first, max(printed, 1), figures.input_mb) if first else ())
-    length = sample[0] if words and sample else words
-
-    def rebatched(shape: Shape) -> Shape:
-        if length and shape and shape[0] == printed * length and printed > 0:
-            return ((told or 1) * length, *shape[1:])  # all words of the batch concatenated
-        return (told or 1, *shape[1:]) if shape and shape[0] == printed else shape
-
+    rebatched = partial(_rebatched, printed, told or 1, words)
     described = Described(
         layers=tuple(
             replace(one, output=rebatched(one.output), inputs=tuple(map(rebatched, one.inputs))) for one in layers
@@ -271,3 +265,10 @@ def _read(
         input=rebatched(given) if taken or not given else (told or 1, *given[1:]),
     )
     return ReadSummary(described=described, remarks=(*remarks, *said), gaps=gaps, frozen=figures.frozen)
+
+
+def _rebatched(printed: int, batch: int, length: int | None, shape: Shape) -> Shape:
+    """`printed`: the batch of the table. `length`: of a language model's samples."""
+    if length and shape and shape[0] == printed * length and printed > 0:
+        return (batch * length, *shape[1:])  # all words of the batch concatenated
+    return (batch, *shape[1:]) if shape and shape[0] == printed else shape

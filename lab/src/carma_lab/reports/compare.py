@@ -46,9 +46,25 @@ class Comparison(Record, frozen=True, kw_only=True):
 
 def compare(runs: Sequence[Run]) -> Comparison:
     """Compares runs; the first is the reference."""
+    found, every = _by_trace(runs)
+    values = {trace: {label: _values(run) for label, run in ran.items()} for trace, ran in found.items()}
+    ratios = {
+        trace: {label: _ratios(ran[every[0]], own) for label, own in ran.items()} for trace, ran in values.items()
+    }
+    return Comparison(
+        variants=every,
+        traces=tuple(found),
+        values=values,
+        ratios=ratios,
+        overall={label: _overall(label, values, ratios) for label in every},
+        tasks=_changes(found, every),
+    )
+
+
+def _by_trace(runs: Sequence[Run]) -> tuple[dict[str, dict[str, Run]], tuple[str, ...]]:
+    """The runs by trace and label, and all labels. Refuses runs that cannot be compared."""
     labels = variants([run.about for run in runs])
-    traces = tuple(dict.fromkeys(run.about.trace for run in runs))
-    found: dict[str, dict[str, Run]] = {trace: {} for trace in traces}
+    found: dict[str, dict[str, Run]] = {run.about.trace: {} for run in runs}
     for run, label in zip(runs, labels, strict=True):
         if label in found[run.about.trace]:
             raise Usage(
@@ -60,27 +76,16 @@ def compare(runs: Sequence[Run]) -> Comparison:
     every = tuple(dict.fromkeys(labels))
     if len(every) == 1:
         raise Usage(
-            f"these runs are of {len(traces)} traces and all under {every[0]}, so there is nothing to compare",
+            f"these runs are of {len(found)} traces and all under {every[0]}, so there is nothing to compare",
             "Simulate a trace under another policy too; carma run-report RUN shows one run.",
         )
-    lacking = [trace for trace in traces if every[0] not in found[trace]]
+    lacking = [trace for trace in found if every[0] not in found[trace]]
     if lacking:
         raise Usage(
             f"there is no run of {lacking[0]} under {every[0]}, the reference of the other runs",
             f"Each trace needs a run under the first variant: simulate {lacking[0]} under {every[0]} too.",
         )
-    values = {trace: {label: _values(run) for label, run in ran.items()} for trace, ran in found.items()}
-    ratios = {
-        trace: {label: _ratios(ran[every[0]], own) for label, own in ran.items()} for trace, ran in values.items()
-    }
-    return Comparison(
-        variants=every,
-        traces=traces,
-        values=values,
-        ratios=ratios,
-        overall={label: _overall(label, values, ratios) for label in every},
-        tasks=_changes(found, every),
-    )
+    return found, every
 
 
 def _check_traces(runs: Sequence[Run]) -> None:
