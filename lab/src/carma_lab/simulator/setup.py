@@ -39,7 +39,6 @@ class Setup(Record, frozen=True, kw_only=True):
     period_s: float = 5.0  # between two samples
     launch_s: float = 0.5  # from a placement to the process
     watched: bool = False  # whether the course of the GPUs over time is recorded
-    every_sample: bool = False  # whether the core gets every sample at its time; otherwise only samples that matter
     # For a recorded run (fidelity.py): the knowledge of each task, in the order of the trace, and the GPUs with their
     # own names. Otherwise `source` answers, and there are `gpus` GPUs of type `card`.
     asked: tuple[result.Asked, ...] = ()

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 from carma.core.attempt_end import ended
 from carma.core.machine import step
@@ -28,7 +27,7 @@ from carma.core.state_checkpoint import forget
 from carma.traces import Trace, TraceTask
 from carma_lab.runs import figures as result
 from carma_lab.runs.record import Course, GpuOf, Point, Server
-from carma_lab.simulator.sampling import SimulatedSampler, sample_matters
+from carma_lab.simulator.sampling import SimulatedSampler
 from carma_lab.simulator.setup import Demands as Demands
 from carma_lab.simulator.setup import Noise
 from carma_lab.simulator.setup import Setup as Setup
@@ -43,14 +42,7 @@ EVERY = 256  # events, some hundredths of a second
 OnProgress = Callable[[int, int, float], None]  # ended tasks, all tasks, simulated seconds
 
 
-class Ending(NamedTuple):
-    """The outcome of an attempt. It is passed to the core after the samples taken so far."""
-
-    key: AttemptKey
-    outcome: Outcome
-
-
-Due = Callable[[], e.AnyEvent | Ending | None]  # what happens at a known time; None: nothing new for the core
+Due = Callable[[], e.AnyEvent | None]  # what happens at a known time; None: nothing new for the core
 
 
 class Simulation:
@@ -67,16 +59,7 @@ class Simulation:
         self.world = SimulatedServer(boards, setup.mechanism, noise.factors, self._schedule)
         quiet_s = max(self.rules.window.length_s, self.rules.warmup.settle_s) + 2 * setup.period_s
         self._sampler = SimulatedSampler(
-            self._gpus,
-            boards,
-            setup.period_s,
-            quiet_s,
-            wake=lambda at: self._push(at, self._sample_due),
-            sample_matters=lambda gpu, used: setup.every_sample or sample_matters(self.state, gpu, used),
-        )
-        # If samples can end or move tasks, or tasks have time limits, events may be due although no task waits.
-        self._defers_samples = not (
-            setup.every_sample or setup.asked or setup.watchdog or self.rules.preemption.enabled
+            self._gpus, boards, setup.period_s, quiet_s, lambda at: self._push(at, self._sample_due)
         )
         self._verdicts = VerdictCache()
         self._runners: dict[AttemptKey, RunningTask] = {}
@@ -128,34 +111,14 @@ class Simulation:
             self.now = at
             event = due()
             if event is not None:
-                if not isinstance(event, e.AttemptStarted):  # it does not depend on samples
-                    yield from self._report_samples()
-                yield from self._apply(ended(self.state, *event, self.now) if isinstance(event, Ending) else event)
-            elif self._no_task_waits:
-                continue  # nothing new for the core
-            yield from self._decided()
+                yield from self._apply(event)
+            while decided := propose(self.state, self.now, self._verdicts):
+                for each in decided:
+                    yield from self._apply(each)
             if self.state.queue or self.state.between_attempts:
                 self._wake_later()
-        yield from self._report_samples()
         if self._course is not None:
             self._note(self.now + self._course.step_s)
-
-    def _decided(self) -> Iterator[e.AnyEvent]:
-        while due := propose(self.state, self.now, self._verdicts):
-            for event in due:
-                yield from self._apply(event)
-
-    @property
-    def _no_task_waits(self) -> bool:
-        """Samples then change no decision, and are reported before the next other event."""
-        return self._defers_samples and not self.state.queue and not self.state.between_attempts
-
-    def _report_samples(self) -> Iterator[e.AnyEvent]:
-        """Passes deferred samples to the core, before any other event."""
-        if self._sampler.unreported:
-            yield from self._apply(self._sampler.report(self.now))
-            self._forget()
-            yield from self._decided()
 
     def figures(self, took_s: float) -> result.Figures:
         end = max((run.ended_s for run in self.runs), default=0.0)
@@ -186,11 +149,9 @@ class Simulation:
         self._check_alive()
 
     def _sample_due(self) -> e.GpusSampled | None:
-        self._sampler.sample(self.now)
-        if self._no_task_waits or not self._sampler.unreported:
-            return None
-        samples = self._sampler.report(self.now)
-        self._forget()
+        samples = self._sampler.sample(self.now)
+        if samples is not None:
+            self._forget()
         return samples
 
     def _note(self, until: float) -> None:
@@ -221,7 +182,7 @@ class Simulation:
         self._push(self.now + self._rows[key.task].start_s, partial(self._begun, key))
         return e.AttemptStarted(self.now, key, pid=key.task, confinement=confinement)
 
-    def _begun(self, key: AttemptKey) -> Ending | None:
+    def _begun(self, key: AttemptKey) -> e.AttemptEnded | None:
         if self.state.active.get(key.task) != key:
             return None
         placement = self._orders[key].placement
@@ -232,18 +193,18 @@ class Simulation:
         self._sampler.changed(boards, self.now)
         return self._ending(runner, self.world.begin(runner, self.now))
 
-    def _due(self, runner: RunningTask, version: int) -> Ending | None:
+    def _due(self, runner: RunningTask, version: int) -> e.AttemptEnded | None:
         if runner.version != version:
             return None
         self._sampler.changed(runner.boards, self.now)
         return self._ending(runner, self.world.due(runner, self.now))
 
-    def _ending(self, runner: RunningTask, outcome: Outcome | None) -> Ending | None:
+    def _ending(self, runner: RunningTask, outcome: Outcome | None) -> e.AttemptEnded | None:
         if outcome is None:
             return None
         self._ended[runner.key] = self._runners.pop(runner.key)
         self._keep(runner)
-        return Ending(runner.key, outcome)
+        return ended(self.state, runner.key, outcome, self.now)
 
     # Preemption.
 
@@ -256,12 +217,12 @@ class Simulation:
         save_s = 0.0 if runner is None else self._rows[key.task].save_s
         self._push(self.now + (save_s or 0.0), partial(self._saved_and_left, key))
 
-    def _saved_and_left(self, key: AttemptKey) -> Ending | None:
+    def _saved_and_left(self, key: AttemptKey) -> e.AttemptEnded | None:
         if self.state.active.get(key.task) != key:
             return None  # stopped meanwhile
         runner = self._runners.get(key)
         if runner is None:  # it had not used a GPU yet
-            return Ending(key, Succeeded())
+            return ended(self.state, key, Succeeded(), self.now)
         self._sampler.changed(runner.boards, self.now)
         self.world.leave(runner, self.now)
         return self._ending(runner, Succeeded())
@@ -348,10 +309,9 @@ class Simulation:
 
     def _forget(self) -> None:
         """Removes finished tasks from the core after the next sample: until then it shows their processes."""
-        then = self._sampler.sampled_at
         if self._finished:
-            forget(self.state, [task for at, task in self._finished if at < then])
-            self._finished = [entry for entry in self._finished if entry[0] >= then]
+            forget(self.state, [task for at, task in self._finished if at < self.now])
+            self._finished = [entry for entry in self._finished if entry[0] >= self.now]
 
     def _wake_later(self) -> None:
         waits = [
