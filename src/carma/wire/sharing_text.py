@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from carma.core.model.units import show_mib
 from carma.core.model.values import Guard
@@ -18,11 +17,6 @@ _RUNGS = {
     "watchdog": "the watchdog",
 }
 _EACH = re.compile(r", (?:for )?each process$")
-
-
-class _Limit(NamedTuple):
-    at: str  # `8.0 GiB a process`
-    by: str
 
 
 def mechanism_phrase(mechanism: str) -> str:
@@ -42,28 +36,28 @@ def guards_phrase(guards: Sequence[Guard | GuardView]) -> str:
     limits = _limits(firm)
     parts: list[str] = []
     known = ""
-    for limit in limits:
-        parts.append(f"by {limit.by}" if limit.at == known else f"at {limit.at} by {limit.by}")
-        known = limit.at
+    for at, by in limits:
+        parts.append(f"by {by}" if at == known else f"at {at} by {by}")
+        known = at
     behind = f"; the watchdog behind {'it' if len(limits) == 1 else 'them'}" if watched else ""
     return f"held {', and '.join(parts)}{behind}"
 
 
-def _limits(firm: Sequence[Guard | GuardView]) -> list[_Limit]:
-    """One per guard. The limits of all installed frameworks are set, because the frameworks that the task will use are
-    unknown; equal limits are reported together."""
+def _limits(firm: Sequence[Guard | GuardView]) -> list[tuple[str, str]]:
+    """One per guard: `8.0 GiB a process`, and what limits it. The limits of all installed frameworks are set, because
+    the frameworks that the task will use are unknown; equal limits are reported together."""
     names: dict[str, list[str]] = {}
-    found: list[_Limit] = []
+    found: list[tuple[str, str]] = []
     for guard in firm:
         how = guard.how or _RUNGS.get(guard.rung, guard.rung)
         by, at = _EACH.sub("", how), show_mib(guard.limit_mib)
         if by == how:
-            found.append(_Limit(at, how))
+            found.append((at, how))
         elif guard.rung != "framework":
-            found.append(_Limit(f"{at} a process", by))
+            found.append((f"{at} a process", by))
         else:
             names.setdefault(f"{at} a process", []).append(f"{by.split()[0]}'s")  # without its version
-    return [*found, *(_Limit(at, _own(of_size)) for at, of_size in names.items())]
+    return [*found, *((at, _own(of_size)) for at, of_size in names.items())]
 
 
 def _own(names: Sequence[str]) -> str:

@@ -205,42 +205,33 @@ class _Uvicorn(uvicorn.Server):
         await self.stopping.wait()
 
 
-def _config(app: Starlette, protocol: type[asyncio.Protocol], limits: HttpLimits) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=protocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="error",  # errors of a client are answered, not logged: a client must not be able to fill the log
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        date_header=False,
-        backlog=1024,
-        timeout_keep_alive=int(limits.idle_s),
-        timeout_graceful_shutdown=limits.closing_s,
-    )
-
-
 class HttpServer:
     """Serves `app` on `listener` until `stop()`. Streams have to end by themselves (Shell.release)."""
 
     def __init__(
-        self,
-        app: Starlette,
-        listener: socket.socket,
-        limits: HttpLimits = HttpLimits(),
-        *,
-        peer_of: PeerReader = read_peer,
+        self, app: Starlette, listener: socket.socket, limits: HttpLimits, *, peer_of: PeerReader = read_peer
     ) -> None:
         self._listener = listener
         self.limits = limits
         self.peer_of = peer_of
         self.connections: Counter[int] = Counter()  # by uid, without refused connections
         self.unfinished: Counter[int] = Counter()  # by uid, bytes of bodies that are arriving
-        protocol = functools.partial(Connection, host=self)
-        self._uvicorn = _Uvicorn(_config(app, cast(type[asyncio.Protocol], protocol), limits))
+        config = uvicorn.Config(
+            app,
+            http=cast(type[asyncio.Protocol], functools.partial(Connection, host=self)),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",  # errors of a client are answered, not logged: a client must not be able to fill the log
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            backlog=1024,
+            timeout_keep_alive=int(limits.idle_s),
+            timeout_graceful_shutdown=limits.closing_s,
+        )
+        self._uvicorn = _Uvicorn(config)
 
     async def run(self) -> None:
         await self._uvicorn.serve(sockets=[self._listener])
