@@ -1,14 +1,14 @@
 """How long a decision takes with 10,000 tasks in the queue: the core alone, in process, on 64 GPUs and as they become
 more.
 
-Three cases. *plain*: every GPU has its four tasks, so one look tells that nobody can start. *placing*: every GPU has
-room for one more, so one pass places 64 tasks. *dearest*: every GPU has room and is quiet, so each task that is looked
-at goes through every filter of every GPU and is stopped by the last one only: the first of the queue wants all GPUs and
-was overtaken so often that they are kept for it. No two tasks ask for the same memory, so nothing that was worked out
-for one serves another. The state is made by stepping events, as a daemon would make it.
+Three cases. *plain*: every GPU has its four tasks, so that no task can start. *placing*: every GPU has room for one
+more, so one pass places 64 tasks. *dearest*: every GPU has room and is quiet, so that each examined task passes every
+filter of every GPU but the last: the first task of the queue wants all GPUs and was overtaken so often that they are
+reserved for it. No two tasks ask for the same memory, so that no result for one task can be used for another. The state
+is made by stepping events, as in a daemon.
 
-*propose* is a pass with nothing kept of the one before, as after a restart; *again* one as they come all day: one GPU
-was sampled since the last.
+*propose* is a pass without cached verdicts, as after a restart; *again* is the usual pass: one GPU was sampled since
+the last one.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def measure(repeats: int) -> Iterator[Figure]:
 
 
 def turns(repeats: int) -> Iterator[Figure]:
-    """What it costs that users take turns, and that they have quotas: the line is walked again, the GPUs are not."""
+    """The cost of fairness between users and of quotas: the queue is sorted again, the GPUs are not judged again."""
     limit = QuotaRules(running={"default": QUEUED})
     for name, rules in (
         ("by_age", Rules()),
@@ -100,8 +100,7 @@ def _case(case: str, repeats: int, *, holders: int, gang: bool) -> Iterator[Figu
 
 
 def _passes(state: State, now: float, name: str, repeats: int, how: str) -> Iterator[Figure]:
-    """Who may start is asked and not done, so each repeat does the same work."""
-
+    """Proposals are not carried out, so that each repetition does the same work."""
     anew = "one pass over the queue: " + how
     yield _timed(f"{name}.propose", lambda: propose(state, now), repeats, anew)
     clock, cache = [now], VerdictCache()

@@ -79,8 +79,7 @@ class Report(Record, frozen=True, kw_only=True):
 
 
 def run(options: Options) -> int:
-    if options.out not in (None, "-"):
-        check_place(str(options.out))
+    check_place(options.out)
     check_runtime()
     machine = facts()
     folder = SHIPPED if options.models is None else Path(options.models)

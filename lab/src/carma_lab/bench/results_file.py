@@ -48,8 +48,7 @@ class FigureLog:
     """Collects figures and prints each as it comes: on standard output, or on standard error where `out` is "-"."""
 
     def __init__(self, out: str | None) -> None:
-        if out not in (None, "-"):
-            check_place(str(out))
+        check_place(out)
         self.out = out
         self.machine = facts()
         self.figures: list[Figure] = []
@@ -109,8 +108,10 @@ def rounded(value: Any, digits: int = DIGITS) -> Any:
     return round(value, digits) if isinstance(value, float) else value
 
 
-def check_place(path: str) -> None:
-    """Refuses a place that cannot be written, before minutes are spent."""
+def check_place(path: str | None) -> None:
+    """Refuses a file that cannot be written, before minutes are spent. "-" and None are no files."""
+    if path is None or path == "-":
+        return
     parent = Path(path).absolute().parent
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise Usage(f"{path} cannot be written: {parent} is not a directory that you may write to.")

@@ -77,8 +77,7 @@ class Report(Record, frozen=True, kw_only=True):
 
 def run(options: Options, nvml: Any = None) -> int:
     """Measures, prints a table, writes the file. Raises NoGpus where there is none. `nvml` is pynvml or one like it."""
-    if options.json not in (None, "-"):
-        check_place(str(options.json))
+    check_place(options.json)
     if options.gpus < 1 or options.seconds <= 0:
         raise Usage("There is nothing to measure.", "Give at least one GPU and a time above zero.")
     try:

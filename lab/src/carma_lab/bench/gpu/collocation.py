@@ -1,9 +1,8 @@
-"""`carma bench collocation`: repeats the published collocation analysis on the GPU at hand.
+"""`carma bench collocation`: repeats the published collocation analysis on a GPU of this machine.
 
-A small and a large training task, 1 to 8 copies of the same on one GPU, by plain time slicing ("naive"), under MPS, and
-one on each MIG instance where instances exist. All copies are started once and the first so many of them are run; the
-others hold their memory and a context, and do nothing. What one copy does alone, time-sliced, is what all is held
-against.
+A small and a large training task, 1 to 8 copies of each on one GPU, with plain time slicing ("naive"), under MPS, and
+one copy on each MIG instance if there are any. All copies are started once. A point runs the first copies; the others
+keep their memory and a context, and are idle. Throughput is relative to one time-sliced copy alone.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ class CollocationStudy(Study):
             self._write()
 
     def _mechanisms(self) -> list[str]:
-        """Those that are there, of those that were asked for. What was asked for by name must be there."""
+        """The mechanisms that can be measured. A mechanism that was named in the options must be available."""
         missing: dict[str, str] = {}
         if self._gpu.kind == "mig":
             missing |= dict.fromkeys(("timeslice", "mps"), f"GPU {self._gpu.index} is a MIG instance, not a whole card")
@@ -112,7 +111,7 @@ class CollocationStudy(Study):
         return [name for name in self._options.mechanism or MECHANISMS if name not in missing]
 
     def _series(self, task: str, mechanism: str) -> None:
-        """1 to so many copies of one task, by one mechanism. What ends it early does not end the study."""
+        """All numbers of copies of one task under one mechanism. A failure ends this series and not the study."""
         copies = 1
         try:
             self._in_time()

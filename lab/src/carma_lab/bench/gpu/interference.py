@@ -1,8 +1,7 @@
 """`carma bench interference`: how tasks slow each other down, each alone, then in pairs, triples and quadruples.
 
-Every workload has a process of its own that stays (hands.py), so a group costs its seconds and no start-up. While a
-group runs, the GPU's activity is read over the same span. core/scheduling/sharing_model.py is fitted on the table
-that comes out.
+Each workload has one process for the whole study (workers.py), so that a group takes its seconds and no start-up. While
+a group runs, the GPU's activity is read over the same span. core/scheduling/sharing_model.py is fitted on the result.
 """
 
 from __future__ import annotations

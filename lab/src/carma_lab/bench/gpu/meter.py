@@ -77,7 +77,7 @@ class Reading(Shown, frozen=True, kw_only=True):
 
 
 def read(sampler: Sampler, gauges: Gauges, gpus: Sequence[Gpu], begin: float, seconds: float) -> Reading:
-    """Look at those GPUs from `begin` (monotonic) on. Several (MIG instances) give one reading: means, and sums."""
+    """Samples the GPUs from `begin` (monotonic) on. Several (MIG instances) give one reading: means, and sums."""
     looks: dict[str, list[TimedSample]] = {gpu.id: [] for gpu in gpus}
     parts = max(1, round(seconds / EVERY_S))
     for part in range(parts + 1):
@@ -92,7 +92,7 @@ def read(sampler: Sampler, gauges: Gauges, gpus: Sequence[Gpu], begin: float, se
 
 
 def summed_up(looks: Sequence[TimedSample]) -> Reading:
-    """The first look only says where the span begins."""
+    """The first sample only marks the begin of the span."""
     if len(looks) < 2:
         return Reading()
     later, last = looks[1:], looks[-1].sample

@@ -1,5 +1,4 @@
-"""One workload, held ready on the GPU: `python -m carma_lab.bench.gpu.worker NAME`. Runs when it is told to, and
-counts.
+"""One workload, ready on the GPU: `python -m carma_lab.bench.gpu.worker NAME`. It runs on order and counts its steps.
 
 Orders come as JSON lines on standard input, `{"start": T, "warm_s": W, "measure_s": M}` with T on the machine's
 monotonic clock, which all processes share; answers go out as JSON lines. At most two steps are in flight, as in a

@@ -1,6 +1,6 @@
 """Worker processes that stay: started once, ordered many times, so that a measurement costs its seconds only.
 
-A worker that dies or falls silent is an exception with the last line that it wrote, never a study that hangs.
+A worker that dies or does not answer raises an exception with the last line that it wrote; the study never hangs.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Worker:
         return self._process.poll() is None
 
     def ready(self) -> dict[str, Any]:
-        """What the worker says when its first steps are done."""
+        """The worker's answer after its first steps."""
         return self._answer(START_LIMIT_S)
 
     def order(self, start: float, span: Span) -> None:
-        """Run at `start` (monotonic). One that is dead is noticed when its answer is awaited."""
+        """Orders a run at `start` (monotonic). A dead worker is noticed when its answer is awaited."""
         order = {"start": start, "warm_s": span.warm_s, "measure_s": span.measure_s}
         assert self._process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
@@ -74,7 +74,7 @@ class Worker:
         return self._answer(span.warm_s + span.measure_s + ANSWER_LIMIT_S)
 
     def dismiss(self) -> None:
-        """The end of its input is its sign to leave; under MPS that is kinder to its neighbours than a signal."""
+        """Closes the worker's input, at which it ends. Under MPS a signal could disturb its neighbours."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -116,7 +116,7 @@ class Worker:
 
 
 def all_answers(workers: Iterable[Worker], span: Span) -> list[dict[str, Any]]:
-    """Every hand's answer. All are read before the first death is told, so that the living stay in step."""
+    """The answer of each worker. All are read before a death is reported, so that the others stay in step."""
     answers, deaths = [], []
     for worker in workers:
         try:

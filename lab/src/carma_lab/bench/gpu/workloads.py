@@ -6,8 +6,10 @@ A step is forward, backward and an optimizer step. torch and torchvision are imp
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 Step = Callable[[], None]
@@ -124,31 +126,16 @@ def _embeddings(rows: int, width: int, tables: int, batch: int) -> Step:
     return train(Net(), places, torch.randint(0, 2, (batch,), device="cuda"))
 
 
-WORKLOADS: tuple[Workload, ...] = (
-    Workload("resnet18-cifar-b32", "cnn", partial(_image, "resnet18", 32, 32)),
-    Workload("resnet18-cifar-b128", "cnn", partial(_image, "resnet18", 128, 32)),
-    Workload("resnet34-cifar-b128-cpu10", "cnn", partial(_image, "resnet34", 128, 32, cpu_ms=10.0)),
-    Workload("mobilenet-cifar-b64", "cnn", partial(_image, "mobilenet_v2", 64, 32)),
-    Workload("efficientnet-cifar-b128", "cnn", partial(_image, "efficientnet_b0", 128, 32)),
-    Workload("resnet18-224-b32", "cnn", partial(_image, "resnet18", 32, 224)),
-    Workload("resnet50-224-b32", "cnn", partial(_image, "resnet50", 32, 224)),
-    Workload("resnet50-224-b64-bf16", "cnn", partial(_image, "resnet50", 64, 224, bf16=True)),
-    Workload("resnet50-224-b32-cpu40", "cnn", partial(_image, "resnet50", 32, 224, cpu_ms=40.0)),
-    Workload("vgg16-224-b32", "cnn", partial(_image, "vgg16", 32, 224)),
-    Workload("densenet121-224-b32", "cnn", partial(_image, "densenet121", 32, 224)),
-    Workload("mobilenet-224-b64", "cnn", partial(_image, "mobilenet_v2", 64, 224)),
-    Workload("efficientnet-224-b32-bf16", "cnn", partial(_image, "efficientnet_b0", 32, 224, bf16=True)),
-    Workload("vit-b16-224-b16", "transformer", partial(_image, "vit_b_16", 16, 224)),
-    Workload("vit-b16-224-b32-bf16", "transformer", partial(_image, "vit_b_16", 32, 224, bf16=True)),
-    Workload("swin-t-224-b32-bf16", "transformer", partial(_image, "swin_t", 32, 224, bf16=True)),
-    Workload("encoder-256x4-b32", "transformer", partial(_encoder, 256, 4, 32, 128, bf16=False)),
-    Workload("encoder-512x6-b16", "transformer", partial(_encoder, 512, 6, 16, 256, bf16=False)),
-    Workload("encoder-768x12-b16-bf16", "transformer", partial(_encoder, 768, 12, 16, 256, bf16=True)),
-    Workload("encoder-1024x8-b8-bf16", "transformer", partial(_encoder, 1024, 8, 8, 512, bf16=True)),
-    Workload("mlp-512x4-b256", "mlp", partial(_mlp, 512, 4, 256)),
-    Workload("mlp-4096x6-b512", "mlp", partial(_mlp, 4096, 6, 512)),
-    Workload("mlp-8192x4-b1024-bf16", "mlp", partial(_mlp, 8192, 4, 1024, bf16=True)),
-    Workload("lstm-512x2-b64", "rnn", partial(_lstm, 512, 2, 64, 64)),
-    Workload("embeddings-12x200k", "recommendation", partial(_embeddings, 200_000, 64, 12, 4096)),
+# Name, family, builder, and the builder's arguments.
+BUILDERS: dict[str, Callable[..., Step]] = {
+    "image": _image,
+    "encoder": _encoder,
+    "mlp": _mlp,
+    "lstm": _lstm,
+    "embeddings": _embeddings,
+}
+WORKLOADS = tuple(
+    Workload(name, family, partial(BUILDERS[builder], *arguments, **options))
+    for name, family, builder, arguments, options in json.loads(Path(__file__).with_suffix(".json").read_text())
 )
 BY_NAME = {workload.name: workload for workload in WORKLOADS}

@@ -62,22 +62,22 @@ class Study:
     def __init__(self, options: Options, interpreter: Interpreter | None, trials: ClosingTrials | None) -> None:
         self._options = options
         self._head, self._runs, self._source = _truth(options)
-        self._names = chosen_estimators(options.estimators)
+        names = chosen_estimators(options.estimators)
         self._gpu = _gpu(options.gpu or (published18.GPU if options.published18 else DEFAULT))
         self._rules: Rules = load_settings(find_paths(os.environ), os.environ).settings
         self._interpreter = interpreter or find_interpreter(options.python)
-        self._trials = trials or make_trials(self._rules, os.environ, None)
-        self._folds = None if options.folds is None else Folds(Path(options.folds))
+        trials = trials or make_trials(self._rules, os.environ, None)
+        script = published18.SCRIPT if options.published18 else "case.py"
+        folds = None if options.folds is None else Folds(Path(options.folds))
+        self._asker = Asker(trials, self._rules, self._gpu, names, self._interpreter.path, script, folds)
         self._machine: Machine = facts()
 
     def compare(self) -> written.Comparison:
         """Asks about every run. What was found so far is in the file at any time; Ctrl-C ends it in good order."""
-        script = published18.SCRIPT if self._options.published18 else "case.py"
-        asker = Asker(self._trials, self._rules, self._gpu, self._names, self._interpreter.path, script, self._folds)
         rows: list[Row] = []
         saved_s = time.monotonic()
         try:
-            for number, found in enumerate(asker.ask_all(self._runs), 1):
+            for number, found in enumerate(self._asker.ask_all(self._runs), 1):
                 rows += found
                 _tell(number, len(self._runs), found)
                 if time.monotonic() - saved_s > SAVED_EVERY_S:
