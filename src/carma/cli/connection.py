@@ -15,6 +15,7 @@ from typing import TypeVar
 import click
 
 from carma.cli.error_output import complain
+from carma.cli.verb import Chosen
 from carma.client import MOST_LISTED, REQUEST_S, Client
 from carma.errors import CarmaError, NotFound, Unreachable, Usage, WrongState
 from carma.paths import find_socket
@@ -36,15 +37,9 @@ def ask(question: Callable[[Client], T], timeout_s: float = REQUEST_S) -> T:
         return question(client)
 
 
-def for_chosen(
-    which: str,
-    ids: list[int],
-    everything: bool,
-    name: str | None,
-    action: Action,
-    is_wanted: Callable[[TaskView], bool] = lambda _task: True,
-) -> int:
-    """Acts on the tasks with these IDs, or on all of the caller's tasks that are wanted. `which` describes them."""
+def for_chosen(chosen: Chosen, action: Action, is_wanted: Callable[[TaskView], bool] = lambda _task: True) -> int:
+    """Acts on the tasks with these IDs, or on all of the caller's tasks that are wanted."""
+    which, ids, name, everything = chosen
     if sum((bool(ids), everything, name is not None)) != 1:
         raise Usage("exactly one of task IDs, --name and --all is required", "`carma queue` lists your tasks")
     with connect() as client:

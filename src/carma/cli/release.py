@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from carma.cli.connection import for_chosen
-from carma.cli.verb import chosen_tasks, verb
+from carma.cli.verb import Chosen, chosen_tasks, verb
 from carma.client import Client
 
-WHICH = "held tasks"
 EXAMPLES = """
 carma release 12 13
 carma release --all
@@ -14,7 +13,7 @@ carma release --all
 
 
 @verb("release", examples=EXAMPLES)
-@chosen_tasks(WHICH)
-def command(ids: list[int], everything: bool, name: str | None) -> int:
+@chosen_tasks("held tasks")
+def command(chosen: Chosen) -> int:
     """Allow held tasks to start."""
-    return for_chosen(WHICH, ids, everything, name, Client.release, lambda task: task.held)
+    return for_chosen(chosen, Client.release, lambda task: task.held)

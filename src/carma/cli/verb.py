@@ -78,13 +78,26 @@ def task_ids(required: bool = True) -> Callable[[Function], Function]:
     return click.argument("ids", nargs=-1, required=required, type=IDS, callback=_flatten, metavar="ID...")
 
 
-def chosen_tasks(which: str) -> Callable[[Function], Function]:
-    """IDs, --name or --all, for verbs that change tasks. `connection.for_chosen` resolves them."""
+class Chosen(NamedTuple):
+    """The tasks that the user names. `which` describes those that the verb can change."""
 
-    def decorate(function: Function) -> Function:
-        function = click.option("-n", "--name", metavar="NAME", help="Select tasks by name.")(function)
-        function = click.option("--all", "everything", is_flag=True, help=f"All your {which}.")(function)
-        return task_ids(required=False)(function)
+    which: str
+    ids: list[int]
+    name: str | None
+    everything: bool
+
+
+def chosen_tasks(which: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """IDs, --name or --all, for verbs that change tasks, as one argument `chosen` for `connection.for_chosen`."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def command(*, ids: list[int], name: str | None, everything: bool, **given: Any) -> Any:
+            return function(Chosen(which, ids, name, everything), **given)
+
+        command = click.option("-n", "--name", metavar="NAME", help="Select tasks by name.")(command)
+        command = click.option("--all", "everything", is_flag=True, help=f"All your {which}.")(command)
+        return task_ids(required=False)(command)
 
     return decorate
 
