@@ -1,4 +1,4 @@
-"""Flags that name a file for results: looked at when they are read, long before there is anything to write."""
+"""Options that name a file or a directory for results. The place is checked before the results are computed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def force_flag(function: Function) -> Function:
 
 
 def check_made(typed: str, force: bool) -> None:
-    """A page or a picture of ours may be made again; anything else is somebody's work."""
+    """Only a page or a picture that CARMA has made may be overwritten without --force."""
     from gpumemnet.output_file import check_file, holds_something, made_here
 
     check_file(typed)
@@ -52,8 +52,7 @@ def check_made(typed: str, force: bool) -> None:
 
 
 def check_pictures(out: Path, files: Iterable[str], force: bool) -> None:
-    """Before anything is worked out: that the directory takes files, and that nothing of somebody else's is in the way
-    of those that may be drawn."""
+    """Refuses, before the plots are computed, a directory without write access and files that CARMA has not made."""
     from gpumemnet.directories import check_folder
 
     check_folder(out)
@@ -69,6 +68,6 @@ def check_page(html: str | None, force: bool, as_json: bool) -> None:
 
 
 def say_written(typed: str | None) -> None:
-    """Last of all, on standard error; nothing where it went to standard output."""
+    """Prints the name of the written file on standard error, unless the file is standard output."""
     if typed is not None and typed != STDOUT:
         click.echo(typed, err=True)

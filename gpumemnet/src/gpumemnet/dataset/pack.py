@@ -64,7 +64,10 @@ def extend(path: Path, rows: Sequence[Mapping[str, object]], heads: Sequence[Hea
     old, old_heads = read_rows(path) if path.exists() else ([], [])
     merged: dict[object, Mapping[str, object]] = {row["id"]: row for row in old}
     for row in rows:
-        merged[row["id"]] = _with_old_activity(merged.get(row["id"]), row)
+        before = merged.get(row["id"], {})
+        merged[row["id"]] = row
+        if row["step_ms"] is None and row["config"] == before.get("config"):
+            merged[row["id"]] = {**row, **{column.name: before[column.name] for column in ACTIVITY}}
     all_heads = {json.dumps(head, sort_keys=True): head for head in (*old_heads, *heads)}
     unchecked = path.with_name(path.name + ".unchecked")
     write(unchecked, list(merged.values()), list(all_heads.values()))
@@ -77,12 +80,6 @@ def extend(path: Path, rows: Sequence[Mapping[str, object]], heads: Sequence[Hea
     finally:
         unchecked.unlink(missing_ok=True)
     return len(merged)
-
-
-def _with_old_activity(old: Mapping[str, object] | None, new: Mapping[str, object]) -> Mapping[str, object]:
-    if old is None or new["step_ms"] is not None or new["config"] != old["config"]:
-        return new
-    return {**new, **{column.name: old[column.name] for column in ACTIVITY}}
 
 
 def _correct_ties(

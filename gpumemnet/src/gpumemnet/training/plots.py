@@ -61,7 +61,9 @@ def _panel(axis: Any, learner: str, classes: Classes) -> None:
     counts = np.array(classes.confusion, float)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    labels = [_label(one.from_gb, classes, place) for place, one in enumerate(classes.by_class)]
+    labels = [f"{one.from_gb}–{one.from_gb + classes.width_gb}" for one in classes.by_class]
+    if classes.top_merged:
+        labels[-1] = f"≥ {classes.by_class[-1].from_gb}"
     axis.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
     axis.set_yticks(range(len(labels)), labels, fontsize=7)
     size = 8 if len(labels) <= 10 else 5
@@ -74,8 +76,3 @@ def _panel(axis: Any, learner: str, classes: Classes) -> None:
     axis.set_title(f"{learner}\n{said}", fontsize=9)
     axis.set_xlabel("answered, GB", fontsize=8)
     axis.set_ylabel("measured, GB", fontsize=8)
-
-
-def _label(from_gb: int, classes: Classes, place: int) -> str:
-    last = classes.top_merged and place == len(classes.by_class) - 1
-    return f"≥ {from_gb}" if last else f"{from_gb}–{from_gb + classes.width_gb}"

@@ -1,7 +1,8 @@
 """Builds the model of a config. Stdlib and torch only: the interpreter that has torch need not have carma.
 
-A program is a list of ops; x is what flows through. Shapes are found by running each part on the meta device, where
-nothing is computed, so an op tells only what is chosen. Any op may say `times`: so many, each with its own weights.
+A program is a list of ops; x is the tensor between them. Shapes are found by running each part on the meta device,
+where nothing is computed, so an op has only the fields that are chosen. `times` repeats any op, each time with its own
+weights.
 
   linear {out, bias, tied}            tied: the weight of the first embedding
   conv {out, k, s, p, d, groups, bias}  groups 0: as many as channels (depthwise); p left out: the size is kept
@@ -17,8 +18,8 @@ nothing is computed, so an op tells only what is chosen. Any op may say `times`:
   embed {vocabulary, out, tied}       tied: the first embedding itself
   positions {length}
   attention {heads, kv, style, how, causal, dropout, cross}
-                                      style: split, fused, conv1d, torch; how: sdpa, eager; cross: looks at the encoder
-  add, cat, mul {bodies}              branches that meet; an empty one is x itself
+                                      style: split, fused, conv1d, torch; how: sdpa, eager; cross: over the encoder
+  add, cat, mul {bodies}              branches and how they are joined; an empty branch is x itself
   block {body}                        computed again in the backward pass where the config says checkpointing
   seq2seq {encoder, decoder}
 """
@@ -50,7 +51,7 @@ VIEWS = {
 
 
 class Conv1D(nn.Module):
-    """GPT-2's linear layer, by the name and with the attributes that Hugging Face's has."""
+    """GPT-2's linear layer, with the name and the attributes that it has in Hugging Face's library."""
 
     def __init__(self, nf: int, nx: int) -> None:
         super().__init__()
@@ -66,7 +67,7 @@ class Conv1D(nn.Module):
 
 
 class Chain(nn.Module):
-    """One step after the other; a step that is no module leaves no trace in a summary, as functional code does not."""
+    """Steps in sequence. A step that is no module does not appear in a summary, like functional code."""
 
     def __init__(self, steps: list[Any]) -> None:
         super().__init__()
