@@ -28,10 +28,7 @@ def events_of(state: State, found: Iterable[AttemptReport], now: float) -> list[
     attempts whose MPS server has ended."""
     found = sorted(found, key=lambda entry: entry.ended_at or now)
     guilty = [entry.key for entry in found if _above_booking(state, entry)]
-    events: list[Durable] = []
-    for entry in found:
-        events.extend(_events_of(state, entry, now, guilty))
-    return events
+    return [event for entry in found for event in _events_of(state, entry, now, guilty)]
 
 
 def _events_of(state: State, entry: AttemptReport, now: float, guilty: Sequence[AttemptKey]) -> list[Durable]:

@@ -35,14 +35,12 @@ INLINE_BYTES = 128  # a reference takes 40
 _DIGEST_BYTES = 16
 
 _encode = msgspec.json.Encoder().encode
-_events: msgspec.json.Decoder[tuple[Durable, ...]] = msgspec.json.Decoder(tuple[Durable, ...])
-_event: msgspec.json.Decoder[Durable] = msgspec.json.Decoder(Durable)
-_part: msgspec.json.Decoder[Value] = msgspec.json.Decoder(Value)
-read_event, read_events = _event.decode, _events.decode
+read_event: Callable[[str], Durable] = msgspec.json.Decoder(Durable).decode
+read_events: Callable[[str], tuple[Durable, ...]] = msgspec.json.Decoder(tuple[Durable, ...]).decode
+read_part: Callable[[str], Value] = msgspec.json.Decoder(Value).decode  # from the table `parts`
 read_task = msgspec.json.Decoder(Task).decode
 read_checkpoint = msgspec.json.Decoder(Checkpoint).decode
 read_run = msgspec.json.Decoder(PastRun).decode
-read_part = _part.decode  # an environment or a command, from the table `parts`
 
 
 def write(value: msgspec.Struct | Value) -> str:

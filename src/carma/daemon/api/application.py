@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -141,10 +141,14 @@ class Api(Actions, HistoryRoutes):
         return made
 
     async def task(self, call: ApiCall) -> t.TaskView:
+        def finished(state: State) -> bool:
+            task = state.tasks.get(call.task)
+            return task is None or isinstance(task.status, Finished)
+
         found = await self.shell.look_up(call.task)
         wait_s = call.query.get("wait_s")
         if wait_s is not None and wait_s > 0:
-            await self.shell.wait_for(_finished(call.task), min(wait_s, _LONGEST_WAIT_S))
+            await self.shell.wait_for(finished, min(wait_s, _LONGEST_WAIT_S))
             found = await self.shell.look_up(call.task)
         return self._view(self.shell.state.tasks.get(call.task, found), call.who)
 
@@ -187,14 +191,6 @@ class Api(Actions, HistoryRoutes):
 
     async def openapi(self, _call: ApiCall) -> dict[str, Any]:
         return document()
-
-
-def _finished(task_id: TaskId) -> Callable[[State], bool]:
-    def finished(state: State) -> bool:
-        task = state.tasks.get(task_id)
-        return task is None or isinstance(task.status, Finished)
-
-    return finished
 
 
 def _stream(body: AsyncIterator[bytes], kind: str, more: dict[str, str] | None = None) -> Response:
