@@ -113,6 +113,7 @@ def _id(text: str) -> int:
 
 ID = Parsed("ID", _id)
 SIZE = Parsed("SIZE", parse_mib)  # in MiB
+TIME = Parsed("TIME", parse.parse_grace)  # in seconds
 IDS = Parsed("ID", _ids)  # `12`, or the range `40-49`
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from carma.cli import parsers as parse
-from carma.cli.option_types import SIZE, Function, Parsed, non_empty, whole
+from carma.cli.option_types import SIZE, TIME, Function, Parsed, non_empty, whole
 from carma.cli.verb import command_words
 from carma.core.model.units import parse_duration_s
 
@@ -27,7 +27,6 @@ def _begin(text: str) -> str:
 
 
 _FILE = non_empty("FILE")
-_TIME = Parsed("TIME", parse.parse_grace)
 _LIMIT = Parsed("TIME", parse_duration_s)
 _WARNING = Parsed("SIG@S", parse.parse_warning)
 _DEPENDENCY = Parsed("WHEN:ID", parse.parse_dependencies)
@@ -48,8 +47,8 @@ OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("--nice", whole(-10_000, 10_000), "Negative priority, as in Slurm."),
     ("--signal warn", _WARNING, "Signal to send S seconds before the time limit: USR1@60."),
     ("--checkpoint-signal", _SAVE_SIGNAL, "Signal on which the task saves a checkpoint and exits: USR1."),
-    ("--checkpoint-grace", _TIME, "Time that saving a checkpoint may take (default 120s)."),
-    ("--grace grace_s", _TIME, "Time between SIGTERM and SIGKILL (default: stopping.grace_s, 10s)."),
+    ("--checkpoint-grace", TIME, "Time that saving a checkpoint may take (default 120s)."),
+    ("--grace grace_s", TIME, "Time between SIGTERM and SIGKILL (default: stopping.grace_s, 10s)."),
     ("--max-oom-retries", whole(0, 100), "Maximum number of retries after a GPU out-of-memory failure (default 4)."),
     ("--mechanism", click.Choice(("mps", "timeslice")), "How the task shares GPUs (default: sharing.mechanism)."),
     ("--threads-percent", whole(1, 100), "Limit on the SMs of each GPU under MPS, in percent (default 100)."),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from carma.cli.follow import wait_for
-from carma.cli.option_types import Parsed
-from carma.cli.parsers import parse_grace
+from carma.cli.option_types import TIME
 from carma.cli.verb import task_ids, verb
 
 EXAMPLES = """
@@ -18,9 +17,7 @@ carma wait $(carma submit --parsable -- python train.py) && echo done
 
 @verb("wait", examples=EXAMPLES)
 @task_ids()
-@click.option(
-    "--timeout", type=Parsed("TIME", parse_grace), help="Stop waiting after TIME (exit code 124): 90, 15m, 2h."
-)
+@click.option("--timeout", type=TIME, help="Stop waiting after TIME (exit code 124): 90, 15m, 2h.")
 def command(ids: list[int], timeout: float | None) -> int:
     """Wait for the end of tasks; return their highest exit code.
 
