@@ -21,7 +21,7 @@ from carma_lab.bench.crash.copies import examine, take_copy
 from carma_lab.bench.crash.kills import ALL
 from carma_lab.bench.crash.server import crash_server
 from carma_lab.bench.crash.stream import SubmissionStream
-from carma_lab.bench.crash.study import CrashResult, figures, study
+from carma_lab.bench.crash.study import Study, figures, study
 from carma_lab.bench.crash.verdict import Excused, judge
 from tests.harness import until
 
@@ -29,7 +29,7 @@ KILLS = int(os.environ.get("CARMA_CRASH_KILLS", "60"))
 SEED = int(os.environ.get("CARMA_CRASH_SEED", str(random.randrange(1 << 32))))
 
 
-def check(result: CrashResult) -> None:
+def check(result: Study) -> None:
     print(f"CARMA_CRASH_SEED={SEED}")
     print(*(f"{figure.name} {figure.value:g} {figure.unit}" for figure in figures(result)), sep="\n")
     assert result.problems == (), f"CARMA_CRASH_SEED={SEED}"

@@ -184,10 +184,9 @@ class Soak:
         before, size = self._attempts(), file_size(self._paths.database)
         self._daemon.restart(_settings(keep_logs_days=NEARLY_NOTHING_DAYS))
         began_s = time.monotonic()
-        while time.monotonic() - began_s < limit_s and self._attempts():
-            time.sleep(0.2)
+        poll_while(self._attempts, limit_s)
         took_s, left = time.monotonic() - began_s, self._attempts()
-        self._settle(size / 2, min(SETTLE_S, limit_s))
+        poll_while(lambda: file_size(self._paths.database) >= size / 2, min(SETTLE_S, limit_s))
         how = f"of {before} directories of attempts, within {took_s:.0f} s of a daemon's start"
         yield Figure(name="retention.removed", value=before - left, unit="", how=how)
         yield Figure(name="retention.left", value=left, unit="", how="directories of attempts")
@@ -197,11 +196,11 @@ class Soak:
     def _attempts(self) -> int:
         return sum(name.partition(".")[0].isdigit() for name in os.listdir(self._paths.log_dir))
 
-    def _settle(self, size: float, limit_s: float) -> None:
-        """Waits until the database file is smaller than `size`, for a daemon that gives its pages back."""
-        deadline_s = time.monotonic() + limit_s
-        while time.monotonic() < deadline_s and file_size(self._paths.database) >= size:
-            time.sleep(0.2)
+
+def poll_while(condition: Callable[[], object], limit_s: float) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while time.monotonic() < deadline_s and condition():
+        time.sleep(0.2)
 
 
 def tree_size(folder: Path) -> tuple[int, int]:

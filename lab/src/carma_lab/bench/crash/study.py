@@ -15,7 +15,7 @@ from carma_lab.bench.crash.copies import METHODS, PROBLEMS, Copier, Finding
 from carma_lab.bench.crash.kills import ALL, KINDS, MISSED, Killer
 from carma_lab.bench.crash.server import CrashServer, crash_server
 from carma_lab.bench.crash.stream import SubmissionStream
-from carma_lab.bench.crash.verdict import Excused, Verdict, judge
+from carma_lab.bench.crash.verdict import Excused, judge
 from carma_lab.bench.results_file import Figure, FigureLog, percentiles
 
 SHOWN_PROBLEMS = 20
@@ -30,84 +30,72 @@ class Options(Record, frozen=True, kw_only=True):
     json: str | None = None
 
 
-class CrashResult(Record, frozen=True, kw_only=True):
-    """What one study found. Times in seconds."""
-
-    kills: dict[str, int]
-    verdict: Verdict
-    problems: tuple[str, ...]  # of daemon, client and study; empty in a good run
-    restart_s: tuple[float, ...]
-    cold_restart_s: tuple[float, ...]
-    ended_s: tuple[float, ...]
-    copies: tuple[Finding, ...]
-    restores: int
-
-
 class Study:
-    """One run: the daemon, its client, the copier and the killer."""
+    """One run: the daemon, its client, the copier and the killer. After `run` it has the findings."""
 
     def __init__(self, server: CrashServer, seed: int, weights: dict[str, int], *, copies: bool) -> None:
         self._server = server
         self._stream = SubmissionStream(server, seed)
-        self._killer = Killer(server, seed + 1, weights, lambda: self._stream.answers)
+        self.restores = 0
+        self.killer = Killer(server, seed + 1, weights, lambda: self._stream.answers)
         self._copier = Copier(server, self._stream, seed + 2) if copies else None
         self._rolled_back: set[int] = set()
         self._replayed: set[int] = set()
-        self._restores = 0
 
-    def run(self, kills: int, restores: int) -> CrashResult:
+    def run(self, kills: int, restores: int) -> Study:
         threads: list[SubmissionStream | Copier] = [self._stream, *filter(None, [self._copier])]
         for thread in threads:
             thread.start()
         try:
             every = kills // max(1, restores)
-            while self._killer.done < kills:
-                if self._copier is not None and self._killer.done >= every * (self._restores + 1) - 1:
+            while self.killer.done < kills:
+                if self._copier is not None and self.killer.done >= every * (self.restores + 1) - 1:
                     self._restore(self._copier)
                 else:
-                    self._killer.strike()
+                    self.killer.strike()
         finally:
             for thread in threads:
                 thread.finish()
-        self._killer.serve()
-        excused = Excused(frozenset(self._killer.hit), frozenset(self._rolled_back), frozenset(self._replayed))
-        return self._result(judge(self._server, self._stream, excused))
+        self.killer.serve()
+        excused = Excused(frozenset(self.killer.hit), frozenset(self._rolled_back), frozenset(self._replayed))
+        self.verdict = judge(self._server, self._stream, excused)
+        return self
 
     def _restore(self, copier: Copier) -> None:
         """A copy takes the place of the database, and the daemon goes on in the same home, with the same logs."""
         copy = copier.take()
         try:
             if copy is None:
-                self._killer.strike()
+                self.killer.strike()
                 return
             with self._stream.lock:
-                self._killer.replace_database(copy.folder)
+                self.killer.replace_database(copy.folder)
                 acknowledged = self._stream.acknowledged
                 for task in [task for task in acknowledged if task not in copy.acknowledged]:
                     del acknowledged[task]
                     self._rolled_back.add(task)
             self._rolled_back |= {int(file.name) for file in (self._server.work / "runs").iterdir()}
             self._replayed |= copy.unfinished
-            self._restores += 1
+            self.restores += 1
         finally:
             copier.release()
 
-    def _result(self, verdict: Verdict) -> CrashResult:
-        killer, copier = self._killer, self._copier
-        errors = (*killer.errors, *self._stream.errors, *self._server.unexpected_ends)
-        return CrashResult(
-            kills={kind: count for kind, count in sorted(killer.counts.items()) if kind != MISSED},
-            verdict=verdict,
-            problems=(*verdict.problems, *errors),
-            restart_s=tuple(killer.restart_s),
-            cold_restart_s=tuple(killer.cold_restart_s),
-            ended_s=tuple(killer.ended_s),
-            copies=tuple(copier.findings) if copier is not None else (),
-            restores=self._restores,
-        )
+    @property
+    def kills(self) -> dict[str, int]:
+        return {kind: count for kind, count in sorted(self.killer.counts.items()) if kind != MISSED}
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Of tasks, daemon, client and study; empty in a good run."""
+        errors = (*self.killer.errors, *self._stream.errors, *self._server.unexpected_ends)
+        return (*self.verdict.problems, *errors)
+
+    @property
+    def copies(self) -> Sequence[Finding]:
+        return () if self._copier is None else self._copier.findings
 
 
-def study(kills: int, seed: int, *, weights: dict[str, int] = ALL, restores: int = 0) -> CrashResult:
+def study(kills: int, seed: int, *, weights: dict[str, int] = ALL, restores: int = 0) -> Study:
     """Runs `kills` kills on a private daemon with virtual GPUs, which is removed afterwards."""
     with ending_in_order(), crash_server() as server:
         return Study(server, seed, weights, copies=restores > 0).run(kills, restores)
@@ -127,7 +115,7 @@ def run(options: Options) -> int:
     return 1 if result.problems else 0
 
 
-def figures(result: CrashResult) -> Iterator[Figure]:
+def figures(result: Study) -> Iterator[Figure]:
     yield _count("kills", sum(result.kills.values()), "signals that reached their process, by kind below")
     for kind, count in result.kills.items():
         yield _count(f"kills.{kind}", count, KINDS[kind][1])
@@ -140,9 +128,9 @@ def figures(result: CrashResult) -> Iterator[Figure]:
     yield _count("tasks.wrong_outcome", len(verdict.wrong_outcome), "not killed, and on record with another outcome")
     yield _count("survivors", verdict.survivors, "processes of finished tasks that still ran at the end")
     yield Figure(name="booked", value=verdict.still_booked_mib, unit="MiB", how="booked on all GPUs at the end")
-    yield from _times("restart", result.restart_s, "start of a daemon (modules loaded) to its first answer")
-    yield from _times("restart.cold", result.cold_restart_s, "the same for `carma up`")
-    yield from _times("ended", result.ended_s, "SIGKILL of a command to the end of its task on record")
+    yield from _times("restart", result.killer.restart_s, "start of a daemon (modules loaded) to its first answer")
+    yield from _times("restart.cold", result.killer.cold_restart_s, "the same for `carma up`")
+    yield from _times("ended", result.killer.ended_s, "SIGKILL of a command to the end of its task on record")
     yield from _copies(result.copies)
     yield _count("restores", result.restores, "a whole copy took the database's place and the daemon went on")
 

@@ -48,14 +48,10 @@ class Folds:
             if not (folder / name).is_file():
                 raise Usage(f"{folder / name} is not there", f"{INDEX} names it.")
 
-    def name(self, family: str) -> str:
-        """The file whose model does not know the family; "" where every model does."""
-        return self._file.get(family, "")
-
-    def workspaces(self, family: str) -> ConvWorkspaces | None:
-        """The model that does not know the family; None where the family is in no fold."""
-        name = self.name(family)
-        return _workspaces(self._folder / name) if name else None
+    def model(self, family: str) -> tuple[str, ConvWorkspaces | None]:
+        """The file whose model does not know the family, and that model; "" and None for a family in no fold."""
+        name = self._file.get(family, "")
+        return name, _workspaces(self._folder / name) if name else None
 
 
 @lru_cache(maxsize=16)
@@ -124,14 +120,14 @@ class Asker(NamedTuple):
         """What its bound is judged by: the figure, by a model that does not know its family where there is one."""
         if row.estimator != BEST or row.refused is not None or isinstance(ran, NoEstimate):
             return row
-        other = self.folds.workspaces(row.family) if self.folds is not None else None
+        fold, other = ("", None) if self.folds is None else self.folds.model(row.family)
         found = figure(ran, request, constants.folders(os.environ), other)
         return replace(
             row,
             replayed_mib=found.footprint_bytes / MIB,
             spread=found.spread,
             group=found.group,
-            fold="" if self.folds is None or other is None else self.folds.name(row.family),
+            fold=fold,
         )
 
     def _request(self, run: Measured) -> EstimateRequest:
