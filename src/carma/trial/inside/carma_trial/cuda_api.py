@@ -4,6 +4,7 @@ Memory figures are plausible, never exact: a script that steers by them is trace
 """
 
 import contextlib
+import itertools
 import json
 import os
 import types
@@ -40,6 +41,7 @@ _PROPERTIES = types.SimpleNamespace(
     uuid="GPU-00000000-0000-0000-0000-000000000000",
 )
 _AMPERE = (8, 0)
+SEEDING = "manual_seed manual_seed_all seed seed_all set_rng_state set_rng_state_all"
 # (answer, names of functions). Of torch._C, after `_cuda_`: functions that a CPU build lacks and Python code calls.
 _ANSWERS_OF_C = (
     (None, "init synchronize ipc_collect setMemoryFraction resetPeakMemoryStats resetAccumulatedMemoryStats"),
@@ -51,7 +53,7 @@ _ANSWERS_OF_C = (
     (COUNT, "getDeviceCount"),
 )
 _ANSWERS = (
-    (None, "init _lazy_init synchronize manual_seed manual_seed_all seed seed_all set_rng_state set_rng_state_all"),
+    (None, f"init _lazy_init synchronize {SEEDING}"),
     (None, "reset_peak_memory_stats reset_accumulated_memory_stats reset_max_memory_allocated ipc_collect"),
     (None, "reset_max_memory_cached set_per_process_memory_fraction"),
     (True, "is_available is_initialized _is_compiled can_device_access_peer"),
@@ -92,7 +94,7 @@ def answer(holder, answers, prefix=""):
             setattr(holder, prefix + name, _returns(value))
 
 
-def _repeat_in(module, names):
+def repeat_in(module, names):
     """Copies functions of torch.cuda into one of its modules."""
     for name in names.split():
         setattr(module, name, getattr(torch.cuda, name))
@@ -167,57 +169,62 @@ def _patch_accelerator(cuda):
             setattr(accelerator, name, lambda *_a, _name=name, **_w: getattr(cuda, _name)())
 
 
+_stream_ids = itertools.count(1)
+
+
+class Stream(torch.Stream):
+    def __new__(cls, device=None, priority=0, stream_id=None, **_words):
+        stream_id = next(_stream_ids) if stream_id is None else stream_id
+        return super().__new__(cls, stream_id=stream_id, device_index=_index(device), device_type=1)
+
+    def __init__(self, *_args, **_words):
+        pass
+
+    cuda_stream = property(lambda self: self.stream_id)
+    priority = 0
+    query = _returns(True)
+    synchronize = wait_event = wait_stream = _returns(None)
+
+    def record_event(self, event=None):
+        return event if event is not None else Event()
+
+
+class Event:
+    def __init__(self, *_args, **_words):
+        pass
+
+    query = _returns(True)
+    record = wait = synchronize = _returns(None)
+    elapsed_time = _returns(1.0)
+    ipc_handle = _returns(b"")
+
+
+class StreamContext:
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __enter__(self):
+        if self.stream is not None:
+            self.before = build.library.carma_stream(self.stream.device_index)
+            _set_stream(self.stream)
+
+    def __exit__(self, *_error):
+        if self.stream is not None:
+            build.library.carma_set_stream(self.stream.device_index, self.before)
+
+
+def _set_stream(stream):
+    build.library.carma_set_stream(stream.device_index, stream.stream_id)
+
+
 def _patch_streams(cuda):
-    lib = build.library
-    made = [0]
-
-    class Stream(torch.Stream):
-        def __new__(cls, device=None, priority=0, stream_id=None, **_words):
-            if stream_id is None:
-                made[0] += 1
-                stream_id = made[0]
-            return super().__new__(cls, stream_id=stream_id, device_index=_index(device), device_type=1)
-
-        def __init__(self, *_args, **_words):
-            pass
-
-        cuda_stream = property(lambda self: self.stream_id)
-        priority = 0
-        query = _returns(True)
-        synchronize = wait_event = wait_stream = _returns(None)
-
-        def record_event(self, event=None):
-            return event if event is not None else Event()
-
-    class Event:
-        def __init__(self, *_args, **_words):
-            pass
-
-        query = _returns(True)
-        record = wait = synchronize = _returns(None)
-        elapsed_time = _returns(1.0)
-        ipc_handle = _returns(b"")
-
-    class StreamContext:
-        def __init__(self, stream):
-            self.stream = stream
-
-        def __enter__(self):
-            if self.stream is not None:
-                self.before = lib.carma_stream(self.stream.device_index)
-                lib.carma_set_stream(self.stream.device_index, self.stream.stream_id)
-
-        def __exit__(self, *_error):
-            if self.stream is not None:
-                lib.carma_set_stream(self.stream.device_index, self.before)
-
     cuda.Stream, cuda.Event, cuda.ExternalStream = Stream, Event, Stream
     cuda.streams.Stream, cuda.streams.Event = Stream, Event
     cuda.StreamContext = StreamContext
     cuda.stream = lambda stream: StreamContext(stream)
-    cuda.current_stream = lambda device=None: Stream(device, stream_id=lib.carma_stream(_index(device)))
+    cuda.current_stream = lambda device=None: Stream(device, stream_id=build.library.carma_stream(_index(device)))
     cuda.default_stream = lambda device=None: Stream(device, stream_id=0)
-    cuda.set_stream = lambda stream: lib.carma_set_stream(stream.device_index, stream.stream_id)
+    cuda.set_stream = _set_stream
 
 
 class _Stats(dict):
@@ -230,7 +237,7 @@ def _patch_memory(cuda):
     cuda.memory_stats = cuda.memory_stats_as_nested_dict = lambda *_a, **_w: _Stats()
     cuda.memory_snapshot = lambda *_a, **_w: []
     cuda.empty_cache = _empty_cache
-    _repeat_in(cuda.memory, f"{_ANSWERS[-1][1]} empty_cache mem_get_info")
+    repeat_in(cuda.memory, f"{_ANSWERS[-1][1]} empty_cache mem_get_info")
     answer(cuda.memory, ((None, "_record_memory_history _dump_snapshot"),))
     cuda.memory._snapshot = lambda *_a, **_w: {"segments": [], "device_traces": []}
 
@@ -239,10 +246,7 @@ def _patch_random(cuda):
     state = torch.get_rng_state()[:16].clone()
     cuda.get_rng_state = lambda *_a, **_w: state.clone()
     cuda.get_rng_state_all = lambda: [state.clone() for _ in range(COUNT)]
-    _repeat_in(
-        cuda.random, "manual_seed manual_seed_all get_rng_state set_rng_state get_rng_state_all set_rng_state_all"
-    )
-    _repeat_in(cuda.random, "initial_seed seed seed_all")
+    repeat_in(cuda.random, f"{SEEDING} get_rng_state get_rng_state_all initial_seed")
     cuda.default_generators = tuple(torch.Generator() for _ in range(COUNT))
 
 

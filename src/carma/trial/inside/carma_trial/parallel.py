@@ -59,25 +59,30 @@ _ANSWERS = (
 )
 
 
+def _completed(value):
+    future = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+class CompletedWork:
+    """Of a call that does not wait: its answer is the tensor itself."""
+
+    def __init__(self, tensor):
+        self._tensor = tensor
+
+    def wait(self, *_args):
+        return True
+
+    is_completed = is_success = wait
+
+    def get_future(self):
+        return _completed([self._tensor])
+
+
 def _answers(distributed):
     """Collectives that torch's fake process group refuses, or whose answer scripts read."""
     reduce = distributed.all_reduce
-
-    class CompletedWork:
-        """Of a call that does not wait: its answer is the tensor itself."""
-
-        def __init__(self, tensor):
-            self._tensor = tensor
-
-        def wait(self, *_args):
-            return True
-
-        is_completed = is_success = wait
-
-        def get_future(self):
-            future = torch.futures.Future()
-            future.set_result([self._tensor])
-            return future
 
     def all_reduce(tensor, *args, async_op=False, **words):
         reduce(tensor, *args, **words)
@@ -107,7 +112,8 @@ def _patch_replicas():
         report.flags.add("ddp")
         make(self, *args, **words)
         if self.find_unused_parameters:
-            _call_all_pinned()
+            # The reducer insists that its map of used parameters is pinned, which no memory is without a GPU.
+            kernels.register({"is_pinned": lambda _tensor, device=None: True}, "CPU")
         self._carma_hook = None
         self.logger = _Silent()
         register(self, self, _hook)
@@ -117,9 +123,7 @@ def _patch_replicas():
         if self._carma_hook is not None:
             state, hook = self._carma_hook
             return hook(state, bucket)
-        future = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
+        return _completed(bucket.buffer())
 
     _hook.__annotations__ = {"bucket": torch.distributed.GradBucket, "return": torch.futures.Future[torch.Tensor]}
 
@@ -129,11 +133,6 @@ def _patch_replicas():
     replica.register_comm_hook = register_comm_hook
     replica._register_builtin_comm_hook = lambda *_args: None
     replica._get_ddp_logging_data = lambda _self: {}
-
-
-def _call_all_pinned():
-    """The reducer insists that its map of used parameters be pinned, which no memory is without a GPU."""
-    kernels.register({"is_pinned": lambda _tensor, device=None: True}, "CPU")
 
 
 class _Silent:

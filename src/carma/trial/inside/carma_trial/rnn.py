@@ -14,7 +14,6 @@ from . import cuda_api, replaces, report, rnn_sizes
 from .kernels import dtype_name, plain_like, register, room
 
 _MODES = {"rnn_relu": rnn_sizes.RELU, "rnn_tanh": rnn_sizes.TANH, "lstm": rnn_sizes.LSTM, "gru": rnn_sizes.GRU}
-_SEEDING = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all")
 _STATE_BYTES_PER_THREAD = 24  # cudnnDropoutGetStatesSize, over the threads that the GPU holds
 
 _dropout_states = {}  # device -> the one state that all networks there share
@@ -36,13 +35,12 @@ def install():
 
 
 def _watch_seeds():
-    @replaces(torch.cuda, *_SEEDING)
+    @replaces(torch.cuda, *cuda_api.SEEDING.split())
     def seeded(function, *args, **words):
         _fresh_seed.update(range(torch.cuda.device_count()))
         return function(*args, **words)
 
-    for name in _SEEDING:
-        setattr(torch.cuda.random, name, getattr(torch.cuda, name))
+    cuda_api.repeat_in(torch.cuda.random, cuda_api.SEEDING)
 
 
 def _refuse_to_flatten_bfloat16():
