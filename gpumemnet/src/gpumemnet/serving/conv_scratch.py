@@ -66,18 +66,11 @@ Sizes = tuple[int, ...]
 
 
 def _sizes(
-    parameters: int,
-    given: Sizes,
-    taken: Sizes,
-    turned: bool,
-    in_groups: str | None,
-    kernel_size: str | None,
-    strides: str | None,
-    paddings: str | None,
-    dilations: str | None,
+    parameters: int, given: Sizes, taken: Sizes, turned: bool, written: tuple[str | None, ...]
 ) -> tuple[Sizes, Sizes, Sizes, Sizes, Sizes, Sizes, int] | None:
     """Image, weight, output, stride, padding, dilation, groups. A transposed convolution (`turned`) is the other
     direction of a plain one, so its output is the image."""
+    in_groups, kernel_size, strides, paddings, dilations = written
     image, output = (given, taken) if turned else (taken, given)
     rank = len(output) - 2
     if rank < 1 or len(image) != len(output) or not prod(image):
@@ -125,7 +118,7 @@ def _asked(
     written: tuple[str | None, ...],
 ) -> Scratch | None:
     """None if the convolution does not fit to the input."""
-    sizes = _sizes(parameters, given, taken, turned, *written)
+    sizes = _sizes(parameters, given, taken, turned, written)
     if sizes is None:
         return None
     ask = shipped_convolutions().scratch_bytes

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -49,20 +49,20 @@ class Held:
     scores: float  # of one layer's attention, if they are stored
 
 
-@dataclass(frozen=True)
-class Keeping:
+class Keeping(NamedTuple):
     """The facts about each layer from which sums and steps are computed."""
 
-    takes: NDArray[np.bool_]  # whether it keeps its input
+    takes: NDArray[np.bool_]  # whether it keeps its input: not if another layer keeps it already
     inside: NDArray[np.float64]  # elements that it keeps inside, for each element of its output
     masks: NDArray[np.float64]  # bytes of its mask, for each element of its output
 
 
 def keeping_of(reading: LayerReading) -> Keeping:
-    columns = reading.columns
+    columns, batch = reading.columns, reading.described.batch or 1
     inside = np.where(columns.names == TORCH_ATTENTION, _INSIDE_TORCH, _INSIDE)
+    is_mean = (columns.kinds == INDEX["pooling"]) & (columns.outputs <= columns.channels * batch)  # it needs nothing
     return Keeping(
-        takes=_takes_input(reading.described, columns, reading.before),
+        takes=KEEPS_INPUT[columns.kinds] & ~is_mean & ~_kept_before(columns, reading.before),
         inside=np.where(columns.kinds == INDEX["attention"], inside, 0.0),
         masks=_mask_bytes(columns),
     )
@@ -119,13 +119,6 @@ def held(reading: LayerReading) -> Held:
         kept=kept,
         scores=scores if described.attention == "eager" else 0.0,
     )
-
-
-def _takes_input(described: Described, columns: Columns, before: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Layers that keep their input: not if another layer keeps it already, and a mean needs nothing."""
-    is_mean = (columns.kinds == INDEX["pooling"]) & (columns.outputs <= columns.channels * (described.batch or 1))
-    found: NDArray[np.bool_] = KEEPS_INPUT[columns.kinds] & ~is_mean & ~_kept_before(columns, before)
-    return found
 
 
 def _kept(reading: LayerReading) -> NDArray[np.float64]:
