@@ -8,7 +8,6 @@ from carma.core.model.values import Demand
 from carma.core.policies import lug
 from carma.core.scheduling.sharing_model import progress_rates
 from carma_lab.simulator import simulated_cards as cards
-from carma_lab.simulator.sampling import use_of
 from lab_fixtures.small_simulations import row, simulation
 
 BEGIN_S = 5.0  # the first look at the GPUs: before it nothing is known, so nothing starts
@@ -61,12 +60,10 @@ def test_a_gpu_that_a_task_leaves_idle_shows_no_activity_and_slows_no_task() -> 
     assert figures.memory_mib_mean == pytest.approx(4_000 * (2 * 600.0 + 300.0) / (2 * figures.makespan_s), rel=1e-6)
 
 
-def test_what_is_kept_of_a_gpu_between_two_samples_is_as_it_is_now() -> None:
+def test_what_the_core_keeps_of_a_gpu_between_two_samples_is_up_to_date() -> None:
     rows = [row(20.0 * place, seconds=200.0 + 30.0 * place, ramp_s=40.0, gpus=1 + place % 2) for place in range(8)]
     made = simulation(*rows, gpus=2)
     for _ in made.events():
-        for board in made.world.boards:
-            assert board.uses in (None, tuple(use_of(runner, board) for runner in board.runners))
         for gpu, live in made.state.live.items():
             assert live.members is None or [one.key for one in live.members] == list(made.state.on_gpu.get(gpu, ()))
             assert all(one.track is made.state.tracks[one.key] for one in live.members or ())

@@ -81,7 +81,7 @@ class Request(Record, frozen=True, kw_only=True):
 
 def recorded(request: Request, trace: Trace | None = None, on_progress: OnProgress | None = None) -> Run:
     """The whole run, with the course of the GPUs over time."""
-    made = simulation(request, trace, watched=True)
+    made = simulation(request, trace)
     figures = made.run(on_progress)
     about = About(
         simulated=True,
@@ -101,7 +101,7 @@ def recorded(request: Request, trace: Trace | None = None, on_progress: OnProgre
     return Run(about=about, figures=figures, tasks=tuple(made.runs), course=made.course, server=made.server)
 
 
-def simulation(request: Request, trace: Trace | None = None, *, watched: bool = False) -> Simulation:
+def simulation(request: Request, trace: Trace | None = None) -> Simulation:
     """Ready to run. `trace`: the trace, if it was read before."""
     check_settings(request.settings)
     trace = find(request.trace) if trace is None else trace
@@ -123,7 +123,6 @@ def simulation(request: Request, trace: Trace | None = None, *, watched: bool = 
             mechanism=request.mechanism,
             seed=request.seed,
             noise=request.noise,
-            watched=watched,
         ),
     )
 

@@ -60,8 +60,6 @@ class SimulatedSampler:
         at, then = self._last[index]
         self._last[index] = self._integrals(board, now)
         means = Integrals(*((new - old) / (now - at) for new, old in zip(board.sums, then, strict=True)))
-        if board.uses is None:
-            board.uses = tuple([use_of(runner, board) for runner in board.runners])
         return GpuSample(
             gpu=self._gpus[index].id,
             at=now,
@@ -74,7 +72,7 @@ class SimulatedSampler:
             ),
             power_w=means.energy_j,
             energy_j=board.sums.energy_j,
-            processes=board.uses,
+            processes=tuple([use_of(runner, board) for runner in board.runners]),
         )
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from carma.core.model.outcome import Outcome, OutOfMemory, Succeeded
-from carma.core.model.values import AttemptKey, Demand, Gpu, GpuId, ProcessUse
+from carma.core.model.values import AttemptKey, Demand, Gpu, GpuId
 from carma.core.scheduling.sharing_model import Mechanism, engine_shown, progress_rates
 from carma.traces import TraceTask
 from carma_lab.simulator.simulated_cards import Card, server
@@ -102,7 +102,6 @@ class SimulatedGpu:
     rates: list[float] = field(default_factory=list)
     used_mib: int = 0
     load: Demand = IDLE
-    uses: tuple[ProcessUse, ...] | None = None  # processes in a sample; None after a change
     watts: float = field(init=False)
     since: float = 0.0
     sums: Integrals = Integrals()  # at `since`
@@ -128,7 +127,6 @@ class SimulatedGpu:
 
     def show(self) -> None:
         """Computes the present load. Called after every change of a task on the GPU."""
-        self.uses = None
         sm = occupancy = dram = 0.0
         demands = [runner.on(self) for runner in self.runners]
         parts = [runner.rate * runner.share for runner in self.runners]

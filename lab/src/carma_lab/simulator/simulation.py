@@ -73,13 +73,11 @@ class Simulation:
         self._arrived = 0  # tasks
         self._idle = 0  # consecutive heartbeats without a running or expected task
         self.runs: list[result.TaskRun] = []
-        self._course = (
-            Course(boards, lambda: (len(self.state.active), len(self.state.queue))) if setup.watched else None
-        )
+        self._course = Course(boards, lambda: (len(self.state.active), len(self.state.queue)))
 
     @property
     def course(self) -> tuple[Point, ...]:
-        return tuple(self._course.points) if self._course is not None else ()
+        return tuple(self._course.points)
 
     @property
     def server(self) -> Server:
@@ -117,8 +115,7 @@ class Simulation:
                     yield from self._apply(each)
             if self.state.queue or self.state.between_attempts:
                 self._wake_later()
-        if self._course is not None:
-            self._note(self.now + self._course.step_s)
+        self._note(self.now + self._course.step_s)
 
     def figures(self, took_s: float) -> result.Figures:
         end = max((run.ended_s for run in self.runs), default=0.0)
@@ -158,8 +155,9 @@ class Simulation:
         """Records the steps of the course that end by then, up to the end of the last task. Nothing changes between two
         entries of the heap, so the course needs no entries of its own and does not affect decisions."""
         course = self._course
-        while course is not None and course.next_at <= until:
-            if len(self.runs) == len(self.trace.tasks) and course.since >= self.runs[-1].ended_s:
+        last_s = self.runs[-1].ended_s if self.runs else 0.0
+        while course.next_at <= until:
+            if len(self.runs) == len(self.trace.tasks) and course.since >= last_s:
                 return
             course.record(course.next_at)
 
