@@ -124,7 +124,8 @@ def execute(words: list[str], environment: dict[str, str]) -> str:
     """Returns only if nothing can be executed. Not os.execvpe, which would import a module here."""
     program = words[0]
     sentence = f"{program} was not found" + ("" if "/" in program else " in PATH")
-    for candidate in candidates(program, environment):
+    folders = [""] if "/" in program else environment.get("PATH", os.defpath).split(":")
+    for candidate in (os.path.join(folder, program) for folder in folders):
         try:
             os.execve(candidate, words, environment)
         except (FileNotFoundError, NotADirectoryError):
@@ -132,12 +133,6 @@ def execute(words: list[str], environment: dict[str, str]) -> str:
         except (OSError, ValueError) as error:
             sentence = f"cannot start {candidate}: {why(error)}"
     return sentence
-
-
-def candidates(program: str, environment: dict[str, str]) -> list[str]:
-    if "/" in program:
-        return [program]
-    return [os.path.join(folder, program) for folder in environment.get("PATH", os.defpath).split(":")]
 
 
 def why(error: BaseException) -> str:
