@@ -37,7 +37,7 @@ from carma.core.state_checkpoint import checkpoint, forget
 from carma.daemon.api.application import make_app
 from carma.daemon.auth import Authenticator, Peer, UserNames
 from carma.daemon.http.http_server import HttpLimits, HttpServer
-from carma.daemon.http.socket_address import bind
+from carma.daemon.http.socket_address import Address
 from carma.daemon.runtime import SteadyClock
 from carma.daemon.shell import Shell, Subscription
 from carma.paths import Paths
@@ -117,7 +117,7 @@ class Served:
         self.estimates = make_estimates(self.shell)
         names = UserNames(PEOPLE.__getitem__)
         authenticator = Authenticator(self.settings.daemon.admins, own_uid=self.own_uid, names=names)
-        listener = bind(self.paths.socket, 0o600)
+        listener = Address(self.paths.socket, 0o600).bind()
         self.server = HttpServer(
             make_app(self.shell, self.estimates, check_in_process, authenticator),
             listener,

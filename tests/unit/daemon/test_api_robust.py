@@ -17,7 +17,7 @@ from carma import errors
 from carma.config import Daemon, Settings
 from carma.core.model.outcome import Succeeded
 from carma.daemon.http.http_server import HttpLimits, fitting_limits
-from carma.daemon.http.socket_address import bind
+from carma.daemon.http.socket_address import Address
 from tests.unit.daemon.api_server import ALICE, BOB, Served, serving, until
 
 
@@ -262,12 +262,12 @@ def test_a_defect_in_a_handler_is_an_answer_and_not_an_end(served: Served, monke
 
 def test_the_socket_has_its_mode_from_the_first_moment_and_replaces_a_stale_one(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    made = bind(path, 0o600)
+    made = Address(path, 0o600).bind()
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     with pytest.raises(errors.AlreadyRunning, match="another daemon"):
-        bind(path, 0o600)
+        Address(path, 0o600).bind()
     made.close()
-    bind(path, 0o666).close()
+    Address(path, 0o666).bind().close()
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o666
     assert os.listdir(tmp_path) == ["s"]
 
@@ -276,12 +276,12 @@ def test_a_socket_that_cannot_be_made_says_why(tmp_path: Path) -> None:
     plain = tmp_path / "file"
     plain.write_text("precious")
     with pytest.raises(errors.BadSettings, match="not a socket"):
-        bind(plain, 0o600)
+        Address(plain, 0o600).bind()
     assert plain.read_text() == "precious"
     with pytest.raises(errors.BadSettings, match="too long"):
-        bind(tmp_path / ("x" * 120), 0o600)
+        Address(tmp_path / ("x" * 120), 0o600).bind()
     with pytest.raises(errors.BadSettings, match="missing/s"):
-        bind(tmp_path / "missing" / "s", 0o600)
+        Address(tmp_path / "missing" / "s", 0o600).bind()
 
 
 def test_limits_leave_room_for_the_daemons_own_files() -> None:

@@ -175,8 +175,7 @@ class Api(Actions, HistoryRoutes):
         return user_views(self.shell.state, call.who, self.shell.clock.now())
 
     async def events(self, _call: ApiCall) -> Response:
-        body = server_sent_events(self.shell.subscribe(), lambda: self.shell.state)
-        return _stream(body, "text/event-stream")
+        return _stream(server_sent_events(self.shell), "text/event-stream")
 
     async def settings(self, _call: ApiCall) -> list[t.SettingView]:
         return [t.SettingView(**line._asdict()) for line in describe(self.shell.settings, self.shell.origins)]

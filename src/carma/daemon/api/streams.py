@@ -21,7 +21,7 @@ from carma.core.model.status import Finished
 from carma.core.model.task import Task
 from carma.core.model.values import AttemptKey, TaskId, tag_of
 from carma.core.state import State
-from carma.daemon.shell import Shell, Subscription
+from carma.daemon.shell import Shell
 from carma.daemon.views.story import as_on_record, sentence
 from carma.errors import NotFound
 from carma.launch.attempt_files import AttemptFiles
@@ -205,11 +205,12 @@ def encode(sequence: int, event: Durable, state: State) -> bytes:
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (sequence, name.encode("ascii"), msgspec.json.encode(shown))
 
 
-async def server_sent_events(subscription: Subscription, state: Callable[[], State]) -> AsyncIterator[bytes]:
+async def server_sent_events(shell: Shell) -> AsyncIterator[bytes]:
     """The body of the stream. It ends with the subscription, whose buffer is bounded.
 
     The first comment is sent at once, so that a client knows that it is subscribed before it does anything else.
     """
+    subscription = shell.subscribe()
     try:
         yield b": subscribed\n\n"
         while True:
@@ -221,6 +222,6 @@ async def server_sent_events(subscription: Subscription, state: Callable[[], Sta
             except StopAsyncIteration:
                 return
             else:
-                yield encode(sequence, event, state())
+                yield encode(sequence, event, shell.state)
     finally:
         subscription.close()

@@ -26,35 +26,6 @@ SAME_PROBLEM_CHECKS = 30  # an address that cannot be restored is logged this of
 _PATH_LIMIT = 107  # sockaddr_un.sun_path without its NUL
 
 
-def bind(path: Path, mode: int) -> socket.socket:
-    """A listening socket at `path`. Replaces the file of a daemon that has ended; raises AlreadyRunning if one listens.
-
-    The socket is created under another name, gets its mode, and is then renamed: it is never reachable with other
-    rights.
-    """
-    fresh = path.with_name(f".{os.getpid()}")
-    if max(len(os.fsencode(name)) for name in (path, fresh)) > _PATH_LIMIT:
-        raise BadSettings(
-            f"the socket's path is too long: {path}",
-            f"a Unix socket takes {_PATH_LIMIT} bytes; choose a shorter CARMA_HOME",
-        )
-    _refuse_if_alive(path)
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        fresh.unlink(missing_ok=True)
-        made.bind(str(fresh))
-        os.chmod(fresh, mode)
-        made.listen(1024)
-        os.rename(fresh, path)
-    except OSError as error:
-        made.close()
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        raise BadSettings(f"the socket {path} cannot be created: {reason_of(error)}", hint_of(error)) from error
-    made.setblocking(False)
-    return made
-
-
 def _refuse_if_alive(path: Path) -> None:
     try:
         found = os.lstat(path)
@@ -77,9 +48,34 @@ class Address:
         self._ours: tuple[int, int] | None = None
 
     def bind(self) -> socket.socket:
-        listener = bind(self.path, self._mode)
+        """A listening socket. Replaces the file of a daemon that has ended; raises AlreadyRunning if one listens.
+
+        The socket is created under another name, gets its mode, and is then renamed: it is never reachable with other
+        rights.
+        """
+        fresh = self.path.with_name(f".{os.getpid()}")
+        if max(len(os.fsencode(name)) for name in (self.path, fresh)) > _PATH_LIMIT:
+            raise BadSettings(
+                f"the socket's path is too long: {self.path}",
+                f"a Unix socket takes {_PATH_LIMIT} bytes; choose a shorter CARMA_HOME",
+            )
+        _refuse_if_alive(self.path)
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            fresh.unlink(missing_ok=True)
+            made.bind(str(fresh))
+            os.chmod(fresh, self._mode)
+            made.listen(1024)
+            os.rename(fresh, self.path)
+        except OSError as error:
+            made.close()
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            message = f"the socket {self.path} cannot be created: {reason_of(error)}"
+            raise BadSettings(message, hint_of(error)) from error
+        made.setblocking(False)
         self._ours = self._found()
-        return listener
+        return made
 
     def is_ours(self) -> bool:
         return self._ours is not None and self._found() == self._ours
