@@ -8,6 +8,7 @@ ratios, as in the published tables.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from carma.core.model.values import Record
@@ -47,7 +48,10 @@ class Comparison(Record, frozen=True, kw_only=True):
 def compare(runs: Sequence[Run]) -> Comparison:
     """Compares runs; the first is the reference."""
     found, every = _by_trace(runs)
-    values = {trace: {label: _values(run) for label, run in ran.items()} for trace, ran in found.items()}
+    values = {
+        trace: {label: {line.field: value_of(run.figures, line) for line in LINES} for label, run in ran.items()}
+        for trace, ran in found.items()
+    }
     ratios = {
         trace: {label: _ratios(ran[every[0]], own) for label, own in ran.items()} for trace, ran in values.items()
     }
@@ -117,16 +121,9 @@ def variants(abouts: Sequence[About]) -> list[str]:
     return labels
 
 
-def _values(run: Run) -> dict[str, float | None]:
-    return {line.field: value_of(run.figures, line) for line in LINES}
-
-
 def _ratios(first: Mapping[str, float | None], own: Mapping[str, float | None]) -> dict[str, float | None]:
-    return {line.field: ratio(first[line.field], own[line.field]) for line in LINES if not line.counted}
-
-
-def ratio(first: float | None, own: float | None) -> float | None:
-    return own / first if first and own is not None else None
+    pairs = {line.field: (first[line.field], own[line.field]) for line in LINES if not line.counted}
+    return {field: new / old if old and new is not None else None for field, (old, new) in pairs.items()}
 
 
 def geo_mean(values: Sequence[float | None]) -> float | None:
@@ -186,9 +183,9 @@ def _between(trace: str, label: str, first: Sequence[TaskRun], other: Sequence[T
 
 
 def _numbered(tasks: Sequence[TaskRun]) -> dict[tuple[str, int], TaskRun]:
-    seen: dict[str, int] = {}
+    seen = Counter[str]()
     found = {}
     for task in sorted(tasks, key=lambda task: (task.arrival_s, task.task)):
-        seen[task.name] = seen.get(task.name, 0) + 1
+        seen[task.name] += 1
         found[task.name, seen[task.name]] = task
     return found

@@ -43,13 +43,8 @@ A100_40 = Curve(idle_w=52.0, most_w=275.0, of_sm=1.785, of_dram=0.097, sharpness
 H200 = Curve(idle_w=76.0, most_w=700.0, of_sm=POWER_OF_SM, of_dram=POWER_OF_DRAM)
 
 
-_EVERYTHING = Capabilities(
-    metrics=("sm_active", "sm_occupancy", "dram_active", "gr_active"),
-    power=True,
-    energy=True,
-    processes=True,
-    source="virtual",
-)
+_METRICS = ("sm_active", "sm_occupancy", "dram_active", "gr_active")
+_EVERYTHING = Capabilities(metrics=_METRICS, power=True, energy=True, processes=True, source="virtual")
 
 
 class Card(Record, frozen=True, kw_only=True):
@@ -91,14 +86,5 @@ def find(name: str) -> Card:
     raise Usage(f"{name}: no such card", f"{nearest}Simulated cards: {', '.join(CARDS)}.")
 
 
-def server(card: Card, count: int) -> tuple[Gpu, ...]:
-    return tuple(
-        Gpu(
-            id=GpuId(f"GPU-{index:04}"),
-            index=index,
-            name=card.name,
-            memory_mib=card.memory_mib,
-            capabilities=_EVERYTHING,
-        )
-        for index in range(count)
-    )
+def gpu_of(card: Card, gpu: GpuId, index: int) -> Gpu:
+    return Gpu(id=gpu, index=index, name=card.name, memory_mib=card.memory_mib, capabilities=_EVERYTHING)

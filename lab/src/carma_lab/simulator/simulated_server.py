@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from carma.core.model.outcome import Outcome, OutOfMemory, Succeeded
 from carma.core.model.values import AttemptKey, Demand, Gpu, GpuId
 from carma.core.scheduling.sharing_model import Mechanism, engine_shown, progress_rates
 from carma.traces import TraceTask
-from carma_lab.simulator.simulated_cards import Card, server
+from carma_lab.simulator.simulated_cards import Card, gpu_of
 
 STEPS = 5  # of memory allocation
 IDLE = Demand(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -247,8 +245,6 @@ def build_gpus(
     card: Card, count: int, named: Sequence[tuple[GpuId, Card]]
 ) -> tuple[tuple[Gpu, ...], list[SimulatedGpu]]:
     """The GPUs of a server with their simulated states: `count` equal ones, or those of `named`."""
-    if not named:
-        gpus = server(card, count)
-        return gpus, [SimulatedGpu(gpu.index, card) for gpu in gpus]
-    gpus = tuple(replace(server(own, 1)[0], id=gpu, index=index) for index, (gpu, own) in enumerate(named))
+    named = named or [(GpuId(f"GPU-{index:04}"), card) for index in range(count)]
+    gpus = tuple(gpu_of(own, gpu, index) for index, (gpu, own) in enumerate(named))
     return gpus, [SimulatedGpu(index, own) for index, (_, own) in enumerate(named)]
