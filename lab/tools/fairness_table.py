@@ -43,7 +43,7 @@ class Seen(NamedTuple):
 
 
 def trace_of(rates: dict[str, float], seed: int) -> Trace:
-    """Each user's tasks arrive by a Poisson process of their own, for so many hours."""
+    """Each user's tasks arrive by a Poisson process of their own, for HOURS hours."""
     tasks = []
     for place, (user, rate) in enumerate(sorted(rates.items())):
         recipe = Recipe(tasks=max(1, round(rate * HOURS)), rate_per_hour=rate, seed=1000 * seed + place)

@@ -22,11 +22,11 @@ from carma_lab.simulator.fidelity import Fidelity, compare_with_simulation, know
 from carma_lab.simulator.fidelity_solo import Known
 
 POLL_S = 0.5
-REST_S = 4.0  # with nobody on the GPUs: only then can tasks' energy be told from what the GPUs take idle
+REST_S = 4.0  # without tasks, to measure the idle power from which the energy of tasks is computed
 
 
 class Job(NamedTuple):
-    """A task to submit, so many seconds of the daemon's clock after the start."""
+    """A task to submit, `at_s` seconds of the daemon's clock after the start."""
 
     at_s: float
     name: str

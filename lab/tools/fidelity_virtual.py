@@ -3,7 +3,7 @@
     python -m lab.tools.fidelity_virtual --out lab/results/simulation/fidelity
 
 24 tasks on two virtual GPUs whose clock runs ten times as fast: under `exclusive`, under `magm`, and under `magm` with
-smaller cards and nobody who says what a task takes; three to five minutes each. The simulator is asked for each run by
+smaller cards and no declared memory; three to five minutes each. The simulator is asked for each run by
 itself, and for the others once more with solo times from the exclusive one. The virtual GPUs share by the same model as
 the simulator, so what is seen here is all else: launching, sampling, the order of decisions, what is worked out from a
 run's file.

@@ -3,12 +3,11 @@
     python -m lab.tools.fit_demand
 
 Fitted on the runs of the data set with measured activity: least squares over step time and the five figures of a
-demand, from values that a data sheet suggests. Judged three ways: runs of shapes, and of families, that a fit has not
-seen; and models that people use (lab/results/h200/demands.jsonl.xz), on which nothing is fitted. Each time beside
-what a
-task counts as of which only the memory is known, and beside the mean. Writes constants.json, the errors that the
-simulator draws from (lab/src/carma_lab/simulator/demand_errors.csv) and lab/results/gpumemnet/demand.json; then the
-table of docs/goodput.md.
+demand, from values that a data sheet suggests (fit_demand_start.json). Judged three ways: runs of shapes, and of
+families, that a fit has not seen; and models in use (lab/results/h200/demands.jsonl.xz), on which nothing is fitted.
+Each result stands beside the demand of a task of which only the memory is known, and beside the mean. Writes
+constants.json, the errors that the simulator draws from (lab/src/carma_lab/simulator/demand_errors.csv) and
+lab/results/gpumemnet/demand.json; then the table of docs/goodput.md.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def drawn(folder: Path = DATA) -> list[Run]:
 
 
 def real(path: Path = REAL) -> tuple[list[Run], dict[str, str], dict[str, Any]]:
-    """Of models that people use; those that nothing is told of, with the reason; and what they were measured with."""
+    """Runs of models in use; the names of those without a prediction, with the reason; and the conditions."""
     head, *lines = lzma.decompress(path.read_bytes()).decode().splitlines()
     found, refused = [], {}
     for row in map(json.loads, lines):

@@ -14,7 +14,7 @@ import gzip
 import json
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import log2
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,14 +56,6 @@ WITH_MORE: tuple[str, ...] = (
     "xy@1",
     *(f"{letters}@{pad}" for pad in (4, 8) for letters in ("xw", "yw")),
 )
-
-
-class About(NamedTuple):
-    """The card and the versions that the rows were measured under."""
-
-    gpu: str
-    torch: str
-    cudnn: str
 
 
 class Sample(NamedTuple):
@@ -119,15 +111,11 @@ def _possible(name: str, shape: ConvShape) -> bool:
     return not (widened and shape.item_bytes == 4)
 
 
-def fit(samples: Samples, about: About) -> ConvModel:
-    return ConvModel(
-        gpu=about.gpu,
-        torch=about.torch,
-        cudnn=about.cudnn,
-        rows=len(samples.calls) + len(samples.trials),
-        call=learn(samples.calls),
-        trial=learn(samples.trials),
-    )
+def fit(samples: Samples, gpu: str, torch: str, cudnn: str) -> ConvModel:
+    """Of a card and the versions that the rows were measured under."""
+    calls, trials = learn(samples.calls), learn(samples.trials)
+    rows = len(samples.calls) + len(samples.trials)
+    return ConvModel(gpu=gpu, torch=torch, cudnn=cudnn, rows=rows, call=calls, trial=trials)
 
 
 def learn(samples: Sequence[Sample]) -> LearntChoice:
@@ -150,7 +138,10 @@ def learn(samples: Sequence[Sample]) -> LearntChoice:
             asked[other], [log2(samples[index].rest_bytes / tensor_bytes(samples[index].shape)) for index in other]
         ),
     )
-    return msgspec.structs.replace(learnt, measured=tuple(_missed(learnt, samples)))
+    # Shapes that were measured and that the trees get wrong all the same are kept as they are.
+    sizes = ((sample.shape, sample.scratch_bytes) for sample in samples)
+    missed = tuple((shape, size) for shape, size in sizes if not near(learnt.scratch_bytes(shape), size))
+    return msgspec.structs.replace(learnt, measured=missed)
 
 
 def _regression(asked: Any, wanted: Sequence[float]) -> tuple[DecisionTree, ...]:
@@ -183,13 +174,6 @@ def _short(number: float) -> float:
 
 def near(guess_bytes: int, true_bytes: int) -> bool:
     return abs(guess_bytes - true_bytes) <= max(MIB, NEAR * true_bytes)
-
-
-def _missed(learnt: LearntChoice, samples: Sequence[Sample]) -> Iterator[tuple[ConvShape, int]]:
-    """Shapes that were measured and that the trees get wrong all the same."""
-    for sample in samples:
-        if not near(learnt.scratch_bytes(sample.shape), sample.scratch_bytes):
-            yield sample.shape, sample.scratch_bytes
 
 
 def check(samples: Sequence[Sample]) -> None:
@@ -241,7 +225,7 @@ def main() -> None:
     if said.check:
         check(samples.calls)
         return
-    model = fit(samples, About(said.gpu, said.torch, said.cudnn))
+    model = fit(samples, said.gpu, said.torch, said.cudnn)
     said.out.write_bytes(gzip.compress(msgspec.json.encode(model), 9, mtime=0))
     size_kib = said.out.stat().st_size // 1024
     print(f"{model.rows} rows, {len(model.call.measured)} kept as they are, {size_kib} KiB", file=sys.stderr)

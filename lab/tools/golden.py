@@ -1,8 +1,7 @@
 """Decision logs that are kept: what every policy decides on two small traces, as text, in lab/tests/golden.
 
-`python -m lab.tools.golden` says whether they are as the program decides now, with the differences; `--write` writes
-them
-again, which belongs to every change that is meant to change decisions. A line is one decision of the core:
+`python -m lab.tools.golden` compares them with what the program decides now and prints the differences; `--write`
+writes them again, which belongs to every change that is meant to change decisions. A line is one decision of the core:
 
     5.0 3.1 GPU 2: idle, room 40.0 GiB [40960] not 0 Memory, 1 WarmUp; before 2
 

@@ -48,9 +48,9 @@ OF_CLASSES_GB = {"mlp": 2, "cnn": 8, "transformer": 8}  # where each class has a
 def short(report: Report) -> str:
     """One line for each shipped model: the accuracy that a user can expect."""
     lines = []
-    for entry in _ordered(report):
+    for entry in _served(report):
         judged = _answer(entry, WIDTHS_GB[entry.family][0])
-        if entry.learner in SERVED and entry.data != PUBLIC and judged and entry.errors:
+        if entry.data != PUBLIC and judged and entry.errors:
             held = {bound.level: bound.held for bound in entry.bounds}
             errors = (percent(entry.errors.median_share), percent(entry.errors.mean_share), percent(held.get(0.99)))
             shown = (DATA[entry.data], ESTIMATORS[entry.learner], f"{entry.rows:,}")
@@ -100,12 +100,11 @@ def learners(report: Report) -> str:
 def points(report: Report) -> str:
     """The accuracy at each operating point."""
     lines = []
-    for entry in _ordered(report):
-        if entry.learner in SERVED:
-            for judged in entry.judged:
-                one = judged.classes
-                if one.width_gb == WIDTHS_GB[entry.family][0] and not one.top_merged:
-                    lines.append((DATA[entry.data], entry.learner, POINTS[judged.point], *_shares(one)))
+    for entry in _served(report):
+        for judged in entry.judged:
+            one = judged.classes
+            if one.width_gb == WIDTHS_GB[entry.family][0] and not one.top_merged:
+                lines.append((DATA[entry.data], entry.learner, POINTS[judged.point], *_shares(one)))
     return table(("networks", "estimator", "operating point", "right", "too low", "too high"), lines)
 
 
@@ -124,21 +123,20 @@ def shapes(report: Report) -> str:
 
 
 def bounds(report: Report) -> str:
-    lines = []
-    for entry in _ordered(report):
-        if entry.learner in SERVED:
-            for one in entry.bounds:
-                figures = (percent(one.level), percent(one.held), f"+{percent(one.over_share)}")
-                lines.append((DATA[entry.data], entry.learner, *figures))
+    lines = [
+        (DATA[entry.data], entry.learner, percent(one.level), percent(one.held), f"+{percent(one.over_share)}")
+        for entry in _served(report)
+        for one in entry.bounds
+    ]
     return table(("networks", "estimator", "level", "held for", "mean excess over the footprint"), lines)
 
 
 def classes(report: Report) -> str:
     """Precision and recall of each class, for the shipped estimators."""
     lines = []
-    for entry in _ordered(report):
+    for entry in _served(report):
         judged = _compared_of(entry, OF_CLASSES_GB[entry.family])
-        if entry.learner in SERVED and entry.data != PUBLIC and judged:
+        if entry.data != PUBLIC and judged:
             for one in judged.classes.by_class:
                 name = _class_name(judged.classes, one.from_gb)
                 figures = (f"{one.rows:,}", percent(one.precision), percent(one.recall), f"{one.f1:.2f}")
@@ -164,6 +162,10 @@ def _ordered(report: Report, protocol: str = "folds") -> Iterator[Entry]:
     """The public data comes last; the learners of each data set are in the order of NAMES."""
     known = [entry for entry in report.entries if entry.protocol == protocol and entry.data in DATA]
     return iter(sorted(known, key=lambda entry: (tuple(DATA).index(entry.data), NAMES.index(entry.learner))))
+
+
+def _served(report: Report) -> Iterator[Entry]:
+    return (entry for entry in _ordered(report) if entry.learner in SERVED)
 
 
 def _answer(entry: Entry, width_gb: int, *, merged: bool = False) -> Judged | None:

@@ -26,8 +26,8 @@ from lab.tools.simulated_table import POLICIES, SEEDS, about, mean, publish, rou
 from tools.markdown import table
 
 WRITTEN, PAGE = Path("lab/results/simulation/preemption.json"), Path("docs/preemption.md")
-TASKS, RATE_PER_HOUR, URGENT_EVERY = 80, 12.0, 8  # one task in so many is urgent
-SAVES: dict[str, float | None] = {"off": None, "20 s": 20.0, "120 s": 120.0}  # what a save takes; None: nobody is asked
+TASKS, RATE_PER_HOUR, URGENT_EVERY = 80, 12.0, 8  # one task in this number is urgent
+SAVES: dict[str, float | None] = {"off": None, "20 s": 20.0, "120 s": 120.0}  # duration of a save; None: no preemption
 
 
 class Seen(NamedTuple):
@@ -38,9 +38,9 @@ class Seen(NamedTuple):
     others_completion_h: float
     makespan_h: float
     preemptions: float
-    helped: float  # urgent tasks for which somebody was asked
+    helped: float  # urgent tasks for which another task was asked to save
     too_busy: float  # of these, those that waited because the GPUs were too busy
-    before_they_left: float  # of those helped: started while somebody who was asked for them was still saving
+    before_they_left: float  # of those helped: started while a task that was asked for them was still saving
 
 
 class Asked:

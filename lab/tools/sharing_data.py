@@ -15,7 +15,7 @@ from carma.core.model.values import Demand
 
 FOLDER = Path("lab/results/h200")
 MPS, MPS_FIRST, SLICES = "interference-mps.json", "interference-mps-first.json", "interference-timeslice.json"
-IDLE_W, LIMIT_W = 75.0, 700.0  # of the H200: with nobody on it, and its power limit
+IDLE_W, LIMIT_W = 75.0, 700.0  # of the H200: without tasks, and its power limit
 
 
 class Group(NamedTuple):

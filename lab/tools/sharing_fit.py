@@ -3,14 +3,13 @@ elsewhere.
 
     python -m lab.tools.sharing_fit --data ../shared/data/interference
 
-Fitted on the tables of `carma bench interference` in lab/results/h200: pairs, triples and quadruples of 25 tasks,
-under MPS
-(two tables) and in time slices. A form is judged on tasks whose every group was left out of its fit; the one that is
-best there is kept. From its errors on left-out tasks come the band (CAUTION) and the spread of the simulator's truth
+Fitted on the tables of `carma bench interference` in lab/results/h200: pairs, triples and quadruples of 25 tasks, under
+MPS (two tables) and in time slices. A form is judged on tasks whose every group was left out of its fit; the one that
+is best there is kept. From its errors on left-out tasks come the band (CAUTION) and the spread of the simulator's truth
 (SPREAD). Then it is held against measurements that had no part in the fit (sharing_outside.py). `--data` is the folder
 with the public tables of Gavel and MISO, which do not come with CARMA; without it what needs them is left as it stands
-in the file. Needs the extra `report`; about a minute.
-Then `python -m lab.tools.sharing_tables` puts the figures into docs/simulation.md.
+in the file. Needs the extra `report`; about a minute. Then `python -m lab.tools.sharing_tables` puts the figures into
+docs/simulation.md.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ def kept_to_unseen(said: Array, rates: Rates) -> float:
 
 def spread(said: Array, rates: Rates) -> tuple[float, float]:
     """c and d: the log of measured over said is spread by c + d * (1 - said). Most likely values; a speed that was
-    measured as 1 stands for 1 or more, as in the simulator, where nobody is faster than alone."""
+    measured as 1 stands for 1 or more, as in the simulator, where no task is faster than alone."""
     log, away, cut = np.log(rates.was / said), 1.0 - said, rates.was >= 1.0
 
     def loss(pair: Array) -> float:
@@ -169,7 +168,7 @@ def band(said: Array, blind: Array, rates: Rates) -> dict[str, Any]:
 
 
 def study(candidates: dict[str, Form], groups: Sequence[Group]) -> tuple[dict[str, Any], tuple[Array, Rates]]:
-    """What is told of it, and what the kept form said of each rate with its task left out."""
+    """The figures of a mechanism, and the rates predicted by the kept form, each with its task left out."""
     rates = table(groups)
     best, all_forms, unseen = compared(candidates, rates)
     blind_rates = table([without(group) for group in groups])

@@ -2,8 +2,7 @@
 
 A form says each task's rate from what the task shows alone and what those beside it show, summed. Constants are tried
 as they come: `abs` keeps them above zero. The kept forms are those of core/scheduling/sharing_model.py, written again
-over arrays (a
-fit asks for thousands of tables); a test holds the two together.
+over arrays, because a fit computes thousands of tables; a test compares the two.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Options(Record, frozen=True, kw_only=True):
 
 
 class Timing(Record, frozen=True, kw_only=True):
-    """Of one thing that was done so many times, in milliseconds."""
+    """Repeated calls of one thing, in milliseconds."""
 
     part: str  # "parser", "inference", "session"
     of: str  # the text, or the family and the kind of the model

@@ -58,7 +58,7 @@ def run_clients(daemon: PrivateDaemon, clients: int, count: int) -> list[float]:
 
 
 def fill_gpus(daemon: PrivateDaemon) -> None:
-    """A task on each GPU that stays there and lets nobody in."""
+    """Starts an exclusive task on each GPU, which does not end."""
     spec = task_spec(daemon, "sleep", "100000", exclusive=True, gpu_memory_mib=MEMORY_MIB)
     for _ in range(GPUS):
         daemon.client.submit(SubmitRequest(spec=spec))

@@ -32,7 +32,7 @@ MOST_WARM_S, SPAN_S = 2.0, 0.9
 
 
 class Named(NamedTuple):
-    """`build` gives a step; whoever calls it waits for the card."""
+    """`build` returns a step. The caller of the step waits for the card."""
 
     name: str
     group: str  # "interference", "trace", "zoo"

@@ -25,7 +25,7 @@ TEXT = 512  # tokens, to which BERT's and GPT-2's texts are padded
 # XLNet's batches are as long as their longest line. Memory follows the longest of all; time follows the usual one, set
 # here so that the arithmetic of a step fits the published time of one (no length was published).
 USUAL = {"xlnet-base": 256, "xlnet-large": 192}
-TABLE_ROWS = 20_000  # of each of DLRM's tables: with so many the memory comes to what was published
+TABLE_ROWS = 20_000  # of each of DLRM's tables; the memory is then the published one
 DEPTH = {"bert": "num_hidden_layers", "gpt2": "n_layer", "xlnet": "n_layer"}  # the setting that is the depth
 IMAGES = {
     "vgg16": "vgg16",

@@ -89,6 +89,6 @@ TASKS: tuple[Task, ...] = (
     *_cifar("mobilenet-cifar", "mobilenet_cifar100", (2038.80, 966.53, 572.07)),
     *_cifar("resnet34-cifar", "resnet34_cifar100", (1921.10, 1002.53, 483.65)),
     *_cifar("resnet18-cifar", "resnet18_cifar100", (1147.33, 600.67, 303.77)),
-    # The solo run had batches of 32; its one loader process gives so many images a second whatever the batch.
+    # The solo run had batches of 32; its one loader process limits the images per second, whatever the batch.
     Task("mnist-b64", "mnist", 64, ("mnist_train",), 139.54, _steps(MNIST, 64, epochs=14)),
 )

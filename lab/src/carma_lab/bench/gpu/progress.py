@@ -47,7 +47,7 @@ class Guarding(msgspec.Struct, frozen=True, kw_only=True):
     light_after: float
     heavy_before: float
     heavy_after: float
-    heavy_alone: float | None  # with the percentage and nobody beside it
+    heavy_alone: float | None  # with the percentage and no neighbour
     total_before: float
     total_after: float
 

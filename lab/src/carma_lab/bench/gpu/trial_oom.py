@@ -128,7 +128,7 @@ def _round(stage: Stage, rung: Rung) -> dict[str, Any]:
         ended = server.wait(ids, until)
         views = {view.name: view for view in (*server.queue(), *server.history()) if view.id in ids}
         found: dict[str, Any] = rounded(_told(rung, sizes, server, views, go, ended), 4)
-    names = ", ".join(f"{each['name']} ({(each['outcome'] or {}).get('kind')})" for each in found["failed"]) or "nobody"
+    names = ", ".join(f"{each['name']} ({(each['outcome'] or {}).get('kind')})" for each in found["failed"]) or "none"
     stage.say(f"{rung.name}: failed: {names}; all ended after {found['all_ended_s']} s")
     return found
 

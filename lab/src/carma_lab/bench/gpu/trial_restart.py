@@ -23,7 +23,7 @@ from carma_lab.bench.gpu.trial_tasks import EXACT, IDLE_S
 # Tasks and how often they make their usual steps: the short ones outlast the restart, the long ones the short ones.
 SHORT = (("resnet18-cifar-b32", 0.9), ("lstm-512x2-b64", 0.8))
 LONG = (("encoder-768x12-b16-bf16", 2.2), ("mobilenet-cifar-b64", 1.4))
-AWAY_S = 2.0  # so long there is no daemon
+AWAY_S = 2.0  # without a daemon
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 
 

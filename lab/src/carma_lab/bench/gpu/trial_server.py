@@ -21,7 +21,7 @@ from carma.wire.api_types import GpuView, TaskView
 from carma_lab.bench.gpu import trial_task
 
 PARTS = ("tasks", "oom", "restart", "exclusive")
-NOT_VIRTUAL = "virtual GPUs have no MPS"  # why something is skipped that nobody promised there
+NOT_VIRTUAL = "virtual GPUs have no MPS"  # reason of a skipped part that virtual GPUs cannot have
 
 
 class Options(Record, frozen=True, kw_only=True):
@@ -71,8 +71,8 @@ class Stage:
 
 T = TypeVar("T")
 CALL_LIMIT_S = 60.0
-LOOK_S = 1.0  # a look is a process of its own
-TROUBLE_S = 3.0  # so often, while waiting for words in a log, it is asked whether a task has ended instead
+LOOK_S = 1.0  # each query starts a process
+TROUBLE_S = 3.0  # between two checks, while waiting for a line in a log, whether the task has ended instead
 VIRTUAL_MEMORY_MIB = 40_960
 
 Line = dict[str, Any]  # of a task's own log

@@ -1,4 +1,4 @@
-"""The twenty tasks of the trial: light to heavy, each so many steps of one workload, and what its user says it needs.
+"""The twenty tasks of the trial: light to heavy, each a number of steps of one workload, with its declared memory.
 
 Steps and memory are what a user would write down for such a task, chosen near lab/results/h200 so that one runs 3 to 12
 seconds alone on an H200. Three users say nothing about memory. `Virtual` is the same task for a virtual GPU.
@@ -50,7 +50,7 @@ BY_WORKLOAD = {shape.workload: shape for shape in SHAPES}
 
 
 def training(shape: Shape, *, virtual: bool, scale: float = 1.0) -> Work:
-    """That task, for so many steps; `scale` makes it shorter or longer."""
+    """The task of a shape; `scale` is the factor of its duration."""
     steps = max(1, round((shape.virtual.seconds / VirtualCard.STEP_S if virtual else shape.steps) * scale))
     return Work(
         name=shape.workload,

@@ -1,9 +1,9 @@
 """The program that the trial submits; it is copied into a work directory, as a user's script would lie there.
 
-`train` trains one of the workloads for so many steps, or until some seconds after the trial's "go". `grow` takes memory
-in blocks once "go" was said. Both write what they did, line by line with the time, into a log of their own (one for
-each attempt), so that the daemon's records can be held against what really happened. With --virtual the same happens
-on a virtual GPU. A process that runs out of memory ends as PyTorch programs do.
+`train` trains one of the workloads for a number of steps, or until some seconds after the trial's "go". `grow` takes
+memory in blocks after "go". Both write what they do, one line with the time for each event, into a log of their own
+(one for each attempt), with which the records of the daemon are compared. With --virtual the same happens on a virtual
+GPU. A process that runs out of memory ends as PyTorch programs do.
 """
 
 from __future__ import annotations
@@ -202,13 +202,13 @@ def _parser() -> argparse.ArgumentParser:
     add("how", choices=("train", "grow"))
     add("--log", required=True, help="written to, with the attempt's number behind it")
     add("--workload", default="", help="what is trained")
-    add("--steps", type=int, default=0, help="so many, then it ends")
+    add("--steps", type=int, default=0, help="number of steps")
     add("--go", default="", help="the file whose appearance means go")
     add("--after-go-s", type=float, default=0.0, help="train until then, or begin to grow then")
     add("--target-mib", type=int, default=0)
     add("--block-mib", type=int, default=1024)
     add("--pace-s", type=float, default=0.06, help="between two blocks")
-    add("--hold-s", type=float, default=0.0, help="stays so long when it has all")
+    add("--hold-s", type=float, default=0.0, help="seconds after the last block")
     add("--without-framework-limit", action="store_true", help="drops the limit that CARMA gave to PyTorch")
     add("--virtual", action="store_true")
     add("--sm", type=float, default=0.1)

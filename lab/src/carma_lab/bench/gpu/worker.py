@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TextIO
 
-TAIL_S = 0.25  # goes on for so long after its own count, so that the others are not measured in a quieter moment
+TAIL_S = 0.25  # of steps after its own measurement, so that the others are measured under the same load
 
 
 def main() -> int:

@@ -103,7 +103,7 @@ def _draw(entry: Entry, chance: random.Random) -> tuple[str, ...]:
     precision = chance.choices(list(weights), list(weights.values()))[0]
     optimizer = chance.choices(list(OPTIMIZERS), list(OPTIMIZERS.values()))[0]
     if precision == "fp16-amp" and optimizer == "adagrad":
-        optimizer = "adamw"  # a mix that nobody trains with
+        optimizer = "adamw"  # not used in practice
     length = chance.choice(entry.lengths) if entry.lengths else 0
     checkpoint = entry.checkpoint and chance.random() < 0.18
     batch = _batch(entry, chance, length, precision, optimizer, checkpoint)

@@ -25,7 +25,7 @@ def scores_of(rows: Iterable[Row], source: str = "") -> Scores:
 
 
 def left_out_bounds(rows: Sequence[Row], level: float) -> tuple[Row, ...]:
-    """The rows with point and bound as they are for somebody whose family was never measured."""
+    """The rows with point and bound as for a family that was never measured."""
     known = scores_of(rows)
     return tuple(_judged(row, without_family(known, row.family), level) for row in rows)
 
@@ -55,7 +55,7 @@ class Row(Record, frozen=True, kw_only=True):
     measured_mib: float
     took_s: float
     estimated_mib: float | None = None
-    bound_mib: float | None = None  # None where nobody stands for one
+    bound_mib: float | None = None  # None: the estimator gives none
     measured_reserved_mib: float | None = None
     reserved_mib: float | None = None
     measured_allocated_mib: float | None = None
@@ -65,7 +65,7 @@ class Row(Record, frozen=True, kw_only=True):
     fold: str = ""  # the model of cuDNN's workspaces that it was replayed with; "": the shipped one
     group: str = ""  # the kind of run whose past errors its bound rests on
     refused: str | None = None
-    network: str = ""  # what the model is made of: "cnn", "transformer", "mlp"; "": nothing of these, or nobody knows
+    network: str = ""  # what the model is made of: "cnn", "transformer", "mlp"; "": none of these, or unknown
 
     @property
     def is_known(self) -> bool:

@@ -61,7 +61,7 @@ def _workspaces(file: Path) -> ConvWorkspaces:
 
 AT_ONCE = 2  # trial runs, as on the smallest machine that the promise about their time is for
 BEST = "trace"
-# The user's word and the server's memory: neither says anything of a command that nobody submitted.
+# These need a submission: a declaration of the user, or earlier tasks of the server.
 OF_SUBMISSIONS = ("declared", "history")
 ZOO = Path(__file__).parent / "zoo"
 

@@ -114,7 +114,7 @@ def _near_bound(part: str, name: str, gpus: int, rows: Sequence[Any]) -> Iterato
 
 
 def kept(capped: Any) -> bool:
-    """Whether nobody was slowed down beyond the cap: else the limit at the cap is none for that run."""
+    """Whether every slowdown is below the cap. Otherwise the limit at the cap is no limit of that run."""
     return bool(capped["slowdown_max"] is None or capped["slowdown_max"] <= capped["cap"] + SLACK)
 
 

@@ -85,7 +85,7 @@ class Messages(nn.Module):
 
 
 def graph_batch(n: int, degree: int) -> tuple[Any, Any, Any]:
-    """A batch of n thousand nodes, each with so many neighbours."""
+    """A batch of n thousand nodes with `degree` neighbours each."""
     nodes = n * 1000
     return torch.randn(nodes, 64), torch.randint(0, nodes, (2, nodes * degree)), torch.randint(0, 40, (nodes,))
 

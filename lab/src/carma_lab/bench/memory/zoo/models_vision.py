@@ -89,7 +89,7 @@ _kept: list[Any] = []  # a library's declarations live as long as the object
 
 
 def import_torchvision() -> Any:
-    """The torchvision package, with its operators declared if nobody else declared them."""
+    """The torchvision package, with its operators declared if they are not."""
     try:
         return importlib.import_module("torchvision")
     except RuntimeError as error:
