@@ -10,9 +10,8 @@ import pytest
 
 from gpumemnet.training import NAMES
 from gpumemnet.training.cross_validation import Answers, Job, answer, by_chance, by_shape, compete
-from gpumemnet.training.ensemble import Fit, at_level, cheapest, conformal, learn
+from gpumemnet.training.ensemble import Fit, at_level, cheapest, conformal, fit_boosted, fit_forests, learn
 from gpumemnet.training.samples import MEDIAN, QUANTILES, Numbers, Samples, Scale, Wholes
-from gpumemnet.training.trees import fit_boosted, fit_forests
 from gpumemnet_fixtures.training_data import made, threads_as_they_were  # noqa: F401
 
 

@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 from gpumemnet.dataset.ranges import INPLACE
 
 Ops = list[dict[str, Any]]
+FLAGS = {"bias": True}  # defaults of flags in inside/build.py; all others are off
 Drawn = dict[str, Any]  # fields of a config that describe its model
 
 
 def op(name: str, **fields: Any) -> dict[str, Any]:
-    """An op without the fields that are None, the flags that are off, and the bias that every layer has by default."""
-    return {"op": name} | {f: value for f, value in fields.items() if value is not None and value is not (f == "bias")}
+    """An op without the fields that are None and the flags that have their default."""
+    told = {f: value for f, value in fields.items() if value is not None and value is not FLAGS.get(f, False)}
+    return {"op": name, **told}
 
 
 def branches(how: str, *bodies: Ops) -> dict[str, Any]:

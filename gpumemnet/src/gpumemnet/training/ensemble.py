@@ -1,7 +1,8 @@
 """Common to all learners: members that each leave out a part of the rows, and what follows from that.
 
 The rows that a member has not seen show the error of its quantiles, whether the plain arithmetic is the better median,
-which operating point costs least, and which factor makes a bound hold. Only rows for learning are used.
+which operating point costs least, and which factor makes a bound hold. Only rows for learning are used. The learners
+that are trees are here too, because they need no torch.
 """
 
 from __future__ import annotations
@@ -148,3 +149,42 @@ def conformal(found_mib: Numbers, truth_mib: Numbers, level: float) -> float:
     ratios = np.sort(truth_mib / found_mib)
     rank = min(int(np.ceil((len(ratios) + 1) * level)), len(ratios))
     return float(ratios[rank - 1])
+
+
+# Baselines before nets: trees on the same scalars, scale and rows. ExtraTrees gives quantiles by the spread of its
+# trees; gradient boosting learns one regressor for each quantile.
+Regressor = Any  # scikit-learn has no types
+
+
+def fit_forests(samples: Samples, z: Numbers, rows_of: Sequence[Wholes], _scale: Scale, seed: int) -> Separate:
+    from sklearn.ensemble import ExtraTreesRegressor
+
+    def grow(rows: Wholes, own_seed: int) -> Regressor:
+        forest = ExtraTreesRegressor(100, min_samples_leaf=2, max_features=0.5, random_state=own_seed)
+        return forest.fit(samples.scalars[rows], z[rows])
+
+    return Separate(each_member(grow, rows_of, seed), _spread)
+
+
+def _spread(forest: Regressor, samples: Samples) -> Numbers:
+    found: Numbers = np.quantile([tree.predict(samples.scalars) for tree in forest.estimators_], QUANTILES, axis=0).T
+    return found
+
+
+def fit_boosted(samples: Samples, z: Numbers, rows_of: Sequence[Wholes], _scale: Scale, seed: int) -> Separate:
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    def boost(rows: Wholes, own_seed: int) -> Sequence[Regressor]:
+        return [
+            HistGradientBoostingRegressor(
+                loss="quantile", quantile=level, max_iter=250, learning_rate=0.08, random_state=own_seed
+            ).fit(samples.scalars[rows], z[rows])
+            for level in QUANTILES
+        ]
+
+    return Separate(each_member(boost, rows_of, seed), _sorted)
+
+
+def _sorted(by_quantile: Sequence[Regressor], samples: Samples) -> Numbers:
+    """Independent regressors may cross, so their answers are sorted."""
+    return np.sort(np.stack([one.predict(samples.scalars) for one in by_quantile], 1), axis=-1)

@@ -12,11 +12,10 @@ from torch import nn
 
 from gpumemnet.training.attention import Attention
 from gpumemnet.training.dense import Dense
-from gpumemnet.training.ensemble import Fit, each_member
+from gpumemnet.training.ensemble import Fit, each_member, fit_boosted, fit_forests
 from gpumemnet.training.fit import Packed, ask_layers, batches, descend
 from gpumemnet.training.graph import fit_graph
 from gpumemnet.training.samples import Numbers, Samples, Scale, Wholes
-from gpumemnet.training.trees import fit_boosted, fit_forests
 
 BATCH = 64
 
