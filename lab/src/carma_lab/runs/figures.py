@@ -106,13 +106,9 @@ def figures(runs: Sequence[TaskRun], *, took_s: float | None, **of_gpus: float |
     completions = [run.ended_s - run.arrival_s for run in runs]
     good = [run for run in runs if run.outcome == "succeeded"]
     slowdowns = [run.slowdown for run in good if run.slowdown is not None]
-    ooms = [one for run in runs for one in run.attempts if one.outcome == "out_of_memory"]
-    lost = sum(
-        len(one.gpus) * (one.ended_at - one.placed_at)
-        for run in runs
-        for one in run.attempts
-        if one.outcome not in ("succeeded", "preempted")
-    )
+    attempts = [one for run in runs for one in run.attempts]
+    ooms = [one for one in attempts if one.outcome == "out_of_memory"]
+    lost = [one for one in attempts if one.outcome not in ("succeeded", "preempted")]
     return Figures(
         makespan_s=max(run.ended_s for run in runs) - min(run.arrival_s for run in runs),
         wait_mean_s=mean(waits),
@@ -125,11 +121,11 @@ def figures(runs: Sequence[TaskRun], *, took_s: float | None, **of_gpus: float |
         run_mean_s=mean([run.ran_s for run in good]),
         ooms=len(ooms),
         innocent_ooms=sum(one.blame == "neighbour" for one in ooms),
-        wasted_gpu_s=lost,
+        wasted_gpu_s=sum(len(one.gpus) * (one.ended_at - one.placed_at) for one in lost),
         tasks=len(runs),
         failed=len(runs) - len(good),
         took_s=took_s,
-        preemptions=sum(one.outcome == "preempted" for run in runs for one in run.attempts),
+        preemptions=sum(one.outcome == "preempted" for one in attempts),
         **of_gpus,
     )
 

@@ -27,6 +27,7 @@ MOST_STORIES = 5_000  # each needs a request; with more tasks the growth of memo
 Stories = Mapping[int, Sequence[StoryLine]]
 DAY_S = 86400.0
 POINTS = 500
+ACTIVITY = ("sm_active", "sm_occupancy", "dram_active")
 UNMEASURED = 0.05  # maximum share of the attempts' time without a figure, which then counts as 0; above, None
 
 
@@ -94,7 +95,7 @@ def real_run(
     events, period_s = stories or {}, 0.0 if server is None else server.period_s
     tasks = tuple(_task(view, start, index, alone.get(view.name), events.get(view.id, ()), period_s) for view in views)
     course = _course(tasks, _measured(views, start), about.gpus, idle_w)
-    means = {name: _over(course, name) for name in ("sm_active", "sm_occupancy", "dram_active", "memory_mib")}
+    means = {name: _over(course, name) for name in (*ACTIVITY, "memory_mib")}
     power_w = _over(course, "power_w")
     made = figures(
         tasks,
@@ -145,17 +146,13 @@ def _measured(views: Iterable[TaskView], start: float) -> dict[str, list[Piece]]
     """
     views = list(views)
     sees = any(one.observed_mib is not None for view in views for one in view.attempts)
-    found: dict[str, list[Piece]] = {
-        name: [] for name in ("sm_active", "sm_occupancy", "dram_active", "memory_mib", "power_w")
-    }
+    found: dict[str, list[Piece]] = {name: [] for name in (*ACTIVITY, "memory_mib", "power_w")}
     for view in views:
         for one in view.attempts:
             if one.ended_at is None or one.ended_at <= one.placed_at or (sees and unseen(one)):
                 continue
-            values: dict[str, float | None] = {
-                **{name: getattr(one.activity, name, None) for name in ("sm_active", "sm_occupancy", "dram_active")},
-                "memory_mib": one.observed_mib,
-            }
+            values: dict[str, float | None] = {name: getattr(one.activity, name, None) for name in ACTIVITY}
+            values["memory_mib"] = one.observed_mib
             summed = {name: None if value is None else value * len(one.gpus) for name, value in values.items()}
             used_s = used_s_of(one) or one.ended_at - one.placed_at
             begin = max(one.placed_at, one.ended_at - used_s)
