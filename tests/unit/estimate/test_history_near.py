@@ -104,7 +104,9 @@ def test_other_values_of_a_changed_script_say_nothing_either() -> None:
 def test_a_batch_size_between_two_that_ran() -> None:
     answer = estimated(ran(32, 3_000), ran(128, 9_000))
     assert (answer.footprint_mib, answer.upper_mib, answer.source) == (5_000, 9_450, "history")
-    assert answer.warnings == ("--batch-size 64 was not run before: interpolated between 2.9 GiB at 32 and 8.8 GiB at 128",)
+    assert answer.warnings == (
+        "--batch-size 64 was not run before: interpolated between 2.9 GiB at 32 and 8.8 GiB at 128",
+    )
     assert answer.runtime_s is None  # another amount of work
 
 
