@@ -12,16 +12,12 @@ from gpumemnet import FAMILIES
 from gpumemnet.cli import collect, describe, pack
 
 
-class Datasets(click.Group):
+class Datasets(Verb, click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(self.commands)  # in the order of their use
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        formatter.write_paragraph()
-        formatter.write("Examples:\n  carma dataset generate --count 3000 --out configs.jsonl\n")
 
-
-@click.group("dataset", cls=Datasets)
+@click.group("dataset", cls=Datasets, examples="carma dataset generate --count 3000 --out configs.jsonl")
 def command() -> None:
     """Create and describe the data that estimators learn from."""
 

@@ -101,10 +101,9 @@ def _judged(parts: Sequence[Answers], samples: Samples) -> Iterable[Judged]:
         for width in PUBLISHED_WIDTHS_GB[samples.family] if name == "class" else WIDTHS_GB[samples.family]:
             found = [_classes(part, name, width) for part in parts]
             truth = [to_classes(samples.footprint_mib[part.job.split.judged], width) for part in parts]
-            shared = list(map(shares, found, truth))
-            of_split = {
-                part.job.split.name: (one["accuracy"], one["under"]) for part, one in zip(parts, shared, strict=True)
-            }
+            of_split = {}
+            for part, one in zip(parts, map(shares, found, truth), strict=True):
+                of_split[part.job.split.name] = (one["accuracy"], one["under"])
             for merged in (False, True) if max(map(np.max, truth)) * width > 40 else (False,):
                 classes = judge(np.concatenate(truth), np.concatenate(found), width, merged=merged)
                 yield Judged(point=name, classes=classes, of_split=of_split)
