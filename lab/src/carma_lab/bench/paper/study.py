@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from carma.core.model.values import Record
 from carma.errors import Refused, Usage
-from carma_lab.bench.paper import curves, limits, page, seeds, tables, workloads
+from carma_lab.bench.paper import curves, limits, page, published, seeds, workloads
 from carma_lab.bench.paper import paper_file as writing
 from carma_lab.bench.paper.cases import OnCaseProgress, Results, to_stderr
 from carma_lab.bench.paper.plots import pictures
@@ -99,7 +99,7 @@ def _made(part: str, scope: Scope, results: Results, file: Path | None) -> dict[
     if part == "speed":
         whole = None if file is None else workloads.philly(file, LARGE, scope.seed)
         return limits.speed(scope, whole, to_stderr)
-    made = {"tables": tables.work, "curves": curves.work, "limits": limits.work, "seeds": seeds.work}
+    made = {"tables": published.work, "curves": curves.work, "limits": limits.work, "seeds": seeds.work}
     return made[part](scope, results)
 
 
