@@ -20,7 +20,7 @@ from carma.core.scheduling.forecast import demand_of
 from carma.core.scheduling.gpu_view import Holder
 from carma.core.scheduling.sharing_model import engine_share, progress_rates
 from carma.core.scheduling.snapshot import view_of
-from carma.core.telemetry.pace import mechanism_of
+from carma.core.scheduling.sharing_model import mechanism_of
 from carma_lab.simulator import estimate_sources as sources
 from carma_lab.simulator.simulation import Setup, Simulation
 from lab_fixtures.random_simulations import CARD, EVERY_POLICY, companions, simulations

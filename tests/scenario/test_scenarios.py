@@ -26,9 +26,21 @@ POLICIES: dict[str, Policy] = {
 }
 
 SCENARIOS: dict[str, str] = {
-    "a GPU is shared when the first task has settled": """
+    "tasks of known size start on a GPU together, as far as the activity that they book allows": """
         1 gpu
         submit A 10000
+        submit B 10000
+        submit C 10000
+        A on 0
+        B on 0
+        C waits WarmUp
+        busy 0 0.5 0.2 0.2
+        wait 25
+        C on 0
+    """,
+    "a task of unknown size closes its GPU until it has settled": """
+        1 gpu
+        submit A unknown
         submit B 10000
         A on 0
         B waits WarmUp
@@ -224,7 +236,7 @@ SCENARIOS: dict[str, str] = {
     """,
     "a cancelled task ends when its process does": """
         1 gpu
-        submit A 1000
+        submit A 1000 exclusive
         submit B 1000
         cancel B
         B ended cancelled
@@ -289,7 +301,7 @@ class Play:
                 spec["checkpoint"] = SaveSignal(10, 30.0)
             elif value:
                 spec[field] = int(value)
-        self.names[name] = self.world.submit(int(mib), **spec)  # type: ignore[arg-type]
+        self.names[name] = self.world.submit(None if mib == "unknown" else int(mib), **spec)  # type: ignore[arg-type]
 
     def pass_time(self, seconds: int) -> None:
         for _ in range(seconds):

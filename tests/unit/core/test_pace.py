@@ -12,9 +12,8 @@ from carma.core.model.values import Alone, AttemptKey, Demand
 from carma.core.policies import first_fit, goodput
 from carma.core.scheduling.decision import Ask
 from carma.core.scheduling.eligibility import ask_of
-from carma.core.scheduling.sharing_model import progress_rates
+from carma.core.scheduling.sharing_model import mechanism_of, progress_rates
 from carma.core.state_checkpoint import adopt, checkpoint, restore
-from carma.core.telemetry import pace
 from carma.core.telemetry.measurements import FADES_S
 from carma.core.telemetry.pace import BELIEVED_S, CALM_S, MOST_S, NO_DEMAND, alone_of, belief, follow, regroup
 from carma.core.telemetry.usage import note
@@ -325,7 +324,7 @@ def test_an_ask_and_a_holder_carry_what_is_known() -> None:
 
 
 def test_the_mechanism_is_mps_unless_the_server_takes_turns() -> None:
-    assert [pace.mechanism_of(replace(OPEN, sharing=Sharing(mechanism=how))) for how in ("auto", "mps", "mig")] == (
+    assert [mechanism_of(replace(OPEN, sharing=Sharing(mechanism=how))) for how in ("auto", "mps", "mig")] == (
         ["mps"] * 3
     )
-    assert pace.mechanism_of(replace(OPEN, sharing=Sharing(mechanism="timeslice"))) == "timeslice"
+    assert mechanism_of(replace(OPEN, sharing=Sharing(mechanism="timeslice"))) == "timeslice"

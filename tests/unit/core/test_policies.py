@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from carma.core.model.events import GpuDrained, GpuResumed
 from carma.core.model.settings import Gate, PlacementRules, Rules, WarmUp
 from carma.core.model.values import GpuId
 from carma.core.policies import best_fit, exclusive, first_fit, lug, magm, round_robin
@@ -25,7 +26,10 @@ def occupied(policy: Policy, rules: Rules | None = None) -> World:
     for index, mib in enumerate((10_000, 20_000, 30_000, 10_000)):
         world.activity[GpuId(f"GPU-{index}")] = ((0.3, 0.1, 0.2, 0.3)[index], 0.1, 0.1)
         world.submit(mib)
-    world.settle()
+        world.settle()  # with the GPUs drained that have a task already, whatever the policy prefers
+        world.emit(GpuDrained(world.now, world.state.last_gpu))
+    for gpu in world.state.gpus:
+        world.emit(GpuResumed(world.now, gpu))
     world.start()
     by_index = {world.gpus_of(task)[0]: world.state.active[task] for task in world.state.active}
     for index, mib in enumerate((10_000, 20_000, 30_000, 10_000)):

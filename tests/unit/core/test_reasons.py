@@ -64,7 +64,7 @@ def test_a_gang_says_how_many_could_take_it() -> None:
 
 def test_the_reason_that_is_likely_to_pass_first_is_the_one_that_is_told() -> None:
     world = World(2)
-    newcomer = world.submit(1_000)
+    newcomer = world.submit(None)
     world.settle()
     world.start(newcomer)
     world.wait(5)

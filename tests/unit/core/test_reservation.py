@@ -73,7 +73,7 @@ def test_a_newcomer_that_would_not_have_settled_by_the_start_delays_it() -> None
     world.run(30_000, time_limit_s=60.0)
     head = world.submit(30_000)
     world.wait(30)
-    small = world.submit(500)
+    small = world.submit(None)
     world.settle()
     assert not world.placed(head)
     assert not world.placed(small), "the GPU would be closed for its sake when the head's time comes"
@@ -270,7 +270,7 @@ def test_the_depth_bounds_how_far_behind_the_head_is_looked() -> None:
 
 def test_a_reserved_start_counts_the_warm_up() -> None:
     world = World(1)
-    first = world.submit(5_000)
+    first = world.submit(None)
     world.settle()
     world.start(first)
     head = world.submit(5_000)
@@ -281,7 +281,7 @@ def test_a_reserved_start_counts_the_warm_up() -> None:
 
 def test_a_reserved_start_beside_a_newcomer_is_when_that_one_should_have_settled() -> None:
     world = World(1)
-    first = world.submit(5_000)
+    first = world.submit(None)
     world.settle()
     head = world.submit(5_000)
     assert world.why(head).reserved_start_at == world.now + 120.0  # not started: nobody knows when it will use the GPU
@@ -306,7 +306,7 @@ def test_a_reserved_start_beside_a_newcomer_is_when_that_one_should_have_settled
 
 def test_a_newcomer_that_should_be_gone_before_it_settles_is_not_waited_for() -> None:
     world = World(1)
-    first = world.submit(5_000, time_limit_s=30.0)
+    first = world.submit(None, time_limit_s=30.0)
     world.settle()
     world.start(first, mib=0)
     head = world.submit(5_000)

@@ -1,12 +1,15 @@
-"""A GPU that took a task opens again when the newcomer has settled, not after a fixed sleep."""
+"""Warm-up: what a task that has not settled books, when it closes its GPU, and when it has settled."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
-from carma.core.model.settings import Gate, Rules, WarmUp
-from carma.core.model.values import AttemptKey, GpuId
-from carma.testing.builders import World
+from carma.core.model.events import AttemptStarted, GpuDrained, TaskEstimated, TaskSubmitted
+from carma.core.model.settings import Gate, Rules, Sharing, WarmUp
+from carma.core.model.values import AttemptKey, Confinement, Demand, Estimate, GpuId, Guard, TaskId, TaskSpec
+from carma.testing.builders import ALICE, World
 
 G0 = GpuId("GPU-0")
 
@@ -145,3 +148,109 @@ def test_without_warm_up_the_gate_still_needs_samples_of_the_new_task() -> None:
     world.wait(3)
     world.settle()
     assert world.placed(second)
+
+
+# Which tasks close their GPU, and what the others book.
+
+
+def confined(*rungs: Literal["framework", "mps", "cgroup", "watchdog"]) -> Confinement:
+    return Confinement(mechanism="mps", guards=tuple(Guard(rung=rung, limit_mib=5_000) for rung in rungs))
+
+
+def second_task(world: World, mib: int | None = 5_000) -> str:
+    """The code with which another task waits; empty if it is placed."""
+    task = world.submit(mib)
+    world.settle()
+    return "" if world.placed(task) else world.why(task).code
+
+
+def test_tasks_of_known_size_are_placed_in_one_pass() -> None:
+    world = World(1)
+    tasks = [world.submit(5_000) for _ in range(3)]
+    world.settle()
+    assert [world.placed(task) for task in tasks] == [True, True, False]
+    why = world.why(tasks[2])
+    assert why.code == "WarmUp"
+    assert "until then its tasks book sm_active 0.84 (cap 0.80)" in why.sentence
+
+
+def test_a_known_demand_is_booked_instead_of_the_usual_one() -> None:
+    world = World(1)
+    for _ in range(4):
+        number = TaskId(max(world.state.tasks, default=0) + 1)
+        world.emit(TaskSubmitted(world.now, number, ALICE, TaskSpec(command=("a",), directory="/"), False))
+        demand = Demand(sm_active=0.1, sm_occupancy=0.05, dram_active=0.05)
+        estimate = Estimate(footprint_mib=5_000, upper_mib=5_000, source="history", demand=demand)
+        world.emit(TaskEstimated(world.now, number, estimate))
+    world.settle()
+    assert len(world.state.active) == 4, "as many as one GPU takes"
+
+
+@pytest.mark.parametrize("mib", [None, 5_000])
+def test_a_task_closes_its_gpu_unless_its_memory_is_known(mib: int | None) -> None:
+    world = World(1)
+    world.submit(mib)
+    world.settle()
+    assert second_task(world) == ("WarmUp" if mib is None else "")
+
+
+def test_without_memory_limits_every_new_task_closes_its_gpu() -> None:
+    world = World(1, rules=Rules(sharing=Sharing(caps=False)))
+    world.submit(5_000)
+    world.settle()
+    assert second_task(world) == "WarmUp"
+
+
+@pytest.mark.parametrize(("rung", "code"), [("mps", ""), ("cgroup", ""), ("framework", ""), ("watchdog", "WarmUp")])
+def test_a_task_that_got_no_limit_at_its_start_closes_its_gpu(
+    rung: Literal["framework", "mps", "cgroup", "watchdog"], code: str
+) -> None:
+    world = World(1)
+    first = world.submit(5_000)
+    world.settle()
+    world.emit(AttemptStarted(world.now, world.state.active[first], 7, confined(rung)))
+    assert second_task(world) == code
+
+
+def test_a_task_that_ran_out_of_memory_closes_its_gpu_at_the_next_attempt() -> None:
+    world = World(2)
+    first = world.submit(5_000)
+    world.settle()
+    world.start(first)
+    world.oom(first)
+    world.settle()
+    world.wait(5)
+    world.settle()
+    assert world.placed(first)
+    world.emit(GpuDrained(world.now, GpuId("GPU-1"), ""))
+    assert second_task(world) == "WarmUp"
+
+
+def test_a_gpu_that_gives_no_sm_activity_is_not_opened_by_what_its_tasks_book() -> None:
+    world = World(1)
+    world.activity[G0] = (None, 0.1, 0.1)
+    world.wait(1)
+    world.submit(5_000)
+    world.settle()
+    assert second_task(world) == "Metrics"
+
+
+def test_foreign_processes_book_nothing_so_that_the_window_decides() -> None:
+    world = World(1)
+    world.foreign[G0] = 1_000
+    world.activity[G0] = (0.9, 0.1, 0.1)
+    world.wait(30)
+    assert second_task(world) == "Utilisation"
+    world.activity[G0] = (0.2, 0.1, 0.1)
+    world.wait(60)
+    world.settle()
+    assert second_task(world) == "Metrics", "the window is of the time before the task came"
+
+
+def test_an_unsettled_task_books_activity_beside_those_that_have_settled() -> None:
+    world = World(1)
+    world.activity[G0] = (0.7, 0.1, 0.1)
+    world.run(5_000)
+    world.wait(30)
+    assert second_task(world) == ""
+    assert second_task(world) == "WarmUp", "0.70 observed, and 0.73 booked for the second"

@@ -31,6 +31,7 @@ from carma.core.scheduling.forecast import (
 )
 from carma.core.scheduling.gpu_view import GpuView, Holder
 from carma.core.scheduling.policy import Move, Policy, Ranked, Waits
+from carma.core.scheduling.sharing_model import mechanism_of
 
 MIN_GAIN = 0.2  # minimum gain, as a fraction of a GPU's work: less is not worth the slowdown
 SHARED_THROUGHPUT = 1.3  # of a shared GPU, relative to one task alone; for the time until all tasks are done
@@ -162,7 +163,7 @@ def moves(terms: Terms, views: Sequence[GpuView]) -> list[Move]:
 
 
 def bound(rules: Rules) -> Policy:
-    terms = Terms(rules.placement.slowdown_cap, "timeslice" if rules.sharing.mechanism == "timeslice" else "mps")
+    terms = Terms(rules.placement.slowdown_cap, mechanism_of(rules))
     predict = remembering(terms)
     return replace(
         POLICY,

@@ -26,7 +26,8 @@ class Progress(Record, frozen=True):
 
 
 class Holder(Record, frozen=True, kw_only=True):
-    """An attempt on the GPU. `warming` is a phrase until it has settled ("has held memory for 4 s"), then None."""
+    """An attempt on the GPU. `warming` is a phrase until it has settled ("has held memory for 4 s"), then None. Until
+    then its demand is booked, not observed."""
 
     key: AttemptKey
     booking_mib: int
@@ -35,6 +36,7 @@ class Holder(Record, frozen=True, kw_only=True):
     alone: bool = False
     warming: str | None = None
     settles_at: float | None = None  # expected; None once it has settled
+    closes: bool = False  # whether it keeps the GPU closed until it has settled
     ends_at: float  # expected
     demand: Demand | None = None  # of the task alone; None: unknown
     progress: Progress | None = None  # None: it has not started

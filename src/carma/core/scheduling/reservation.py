@@ -101,15 +101,10 @@ def _may_join(holders: Sequence[Holder], rules: Rules, policy: Policy, newcomers
     return len(holders) + newcomers <= tasks_allowed(rules)
 
 
-def spare_mib(reservation: Reservation, view: GpuView, rules: Rules, policy: Policy, now: float) -> int:
-    """What a task that outlasts the reserved start may book on that GPU without delaying it; negative: nothing.
-
-    A newcomer closes the GPU until it has settled, so one that comes too shortly before the start delays it too.
-    """
+def spare_mib(reservation: Reservation, view: GpuView, rules: Rules, policy: Policy) -> int:
+    """What a task that outlasts the reserved start may book on that GPU without delaying it; negative: nothing."""
     assert reservation.start_at is not None
     if reservation.degree > 1 or reservation.ask.alone:
-        return -1
-    if rules.warmup.enabled and now + rules.warmup.settle_s > reservation.start_at:
         return -1
     holders, room_mib = view.after(reservation.start_at)
     if not _may_join(holders, rules, policy, 2):
@@ -117,8 +112,13 @@ def spare_mib(reservation: Reservation, view: GpuView, rules: Rules, policy: Pol
     return room_mib - rules.memory.margin_mib - reservation.ask.memory_mib
 
 
-def in_the_way(reservation: Reservation, newcomer: Holder, view: GpuView, policy: Policy) -> bool:
-    """Whether the policy would have something against the first beside that newcomer, where memory allows both."""
+def in_the_way(
+    reservation: Reservation, newcomer: Holder, view: GpuView, rules: Rules, policy: Policy, now: float
+) -> bool:
+    """Whether that newcomer delays the reserved start although memory allows both: it keeps the GPU closed for too
+    long, or the policy objects to the first task beside it."""
+    if newcomer.closes and rules.warmup.enabled and now + rules.warmup.settle_s > (reservation.start_at or now):
+        return True
     if policy.objection is None or reservation.start_at is None or newcomer.ends_at <= reservation.start_at:
         return False
     staying, _ = view.after(reservation.start_at)

@@ -18,7 +18,7 @@ from carma.core.model.events import TaskPlaced
 from carma.core.model.settings import Rules
 from carma.core.model.task import Task
 from carma.core.model.values import AttemptKey, GpuId, TaskId
-from carma.core.scheduling.decision import Ask, Reason
+from carma.core.scheduling.decision import RECOVERY, UNKNOWN, Ask, Reason
 from carma.core.scheduling.eligibility import Eligibility, ask_of
 from carma.core.scheduling.gpu_view import MAX_JOINT_GPUS, GpuView, Holder, OtherGpu, other_gpus_of
 from carma.core.scheduling.placement import KeptFor, choose
@@ -111,12 +111,12 @@ class SchedulingPass(Eligibility):
 
     def _count_spare(self, view: GpuView) -> None:
         if self._reservation is not None and view.gpu.id in self._reservation.gpus:
-            rules, policy = self.state.rules, self.state.policy
-            self._spare_mib[view.gpu.id] = spare_mib(self._reservation, view, rules, policy, self.now)
+            self._spare_mib[view.gpu.id] = spare_mib(self._reservation, view, self.state.rules, self.state.policy)
 
     def _kept_for(self, ask: Ask, runtime_s: float) -> KeptFor:
         """The filter for tasks after the first that cannot start: GPUs that are kept for it."""
-        joining = newcomer(ask, runtime_s, self.state.rules, self.now)
+        rules, policy = self.state.rules, self.state.policy
+        joining = newcomer(ask, runtime_s, rules, self.now)
         wanted_mib = inf if ask.alone else ask.memory_mib
 
         def kept_for(view: GpuView) -> Reason | None:
@@ -126,7 +126,7 @@ class SchedulingPass(Eligibility):
                 return None
             if reservation.degree == 1 and self.now + runtime_s <= reservation.start_at:
                 return None  # it should be gone by then
-            if wanted_mib <= spare_mib and not in_the_way(reservation, joining, view, self.state.policy):
+            if wanted_mib <= spare_mib and not in_the_way(reservation, joining, view, rules, policy, self.now):
                 return None
             return self._reserved
 
@@ -181,6 +181,7 @@ def newcomer(ask: Ask, runtime_s: float, rules: Rules, now: float) -> Holder:
         alone=ask.alone,
         warming="was sent there just now",
         settles_at=now + rules.warmup.idle_s,
+        closes=not rules.sharing.caps or ask.source in (UNKNOWN, RECOVERY),
         ends_at=now + runtime_s,
         demand=ask.demand,
         progress=not_begun(now, ask.alone_s),

@@ -35,6 +35,7 @@ from functools import lru_cache
 from math import exp
 from typing import Literal
 
+from carma.core.model.settings import Rules
 from carma.core.model.values import Demand
 
 Mechanism = Literal["mps", "timeslice"]
@@ -68,6 +69,10 @@ SPREAD: dict[Mechanism, dict[int, tuple[float, float]]] = {
 }
 MEASURED = 4  # tasks on a GPU at most; caution grows in proportion beyond
 MAX_REMEMBERED = 16_384  # groups whose rates are remembered: the same few kinds of tasks meet again and again
+
+
+def mechanism_of(rules: Rules) -> Mechanism:
+    return "timeslice" if rules.sharing.mechanism == "timeslice" else "mps"
 
 
 def progress_rates(

@@ -13,7 +13,8 @@ from carma.core.model.settings import Rules
 from carma.core.model.status import Running, Starting
 from carma.core.model.task import Task
 from carma.core.model.units import show_s
-from carma.core.model.values import AttemptKey, Gpu, GpuId, GpuSample, ProcessUse
+from carma.core.model.values import AttemptKey, Booking, Confinement, Gpu, GpuId, GpuSample, ProcessUse
+from carma.core.scheduling.decision import RECOVERY, UNKNOWN
 from carma.core.scheduling.gpu_view import MAX_JOINT_GPUS, GpuView, Holder, OtherGpu, Progress, room_mib
 from carma.core.state import EARLY_S, SERVER, State
 from carma.core.telemetry.measurements import HIDDEN_MIB, AttemptOnGpu, Live, Track
@@ -118,6 +119,7 @@ def _holder(state: State, gpu: Gpu, live: Live, key: AttemptKey, now: float) -> 
     track = state.tracks.get(key)
     seen = track.on.get(gpu.id) if track is not None else None
     warm_up = warming_up(seen, task, state.rules, now)
+    bounded = memory_is_bounded(placement.booking, task.attempts[-1].confinement)
     return Holder(
         key=key,
         booking_mib=placement.booking.memory_mib,
@@ -126,11 +128,20 @@ def _holder(state: State, gpu: Gpu, live: Live, key: AttemptKey, now: float) -> 
         alone=placement.booking.alone,
         warming=warm_up.phrase if warm_up is not None else None,
         settles_at=warm_up.until if warm_up is not None else None,
+        closes=warm_up is not None and not bounded,
         ends_at=expected_end(task, track, state.rules, now),
         demand=belief(task, seen),
         progress=_progress(task, track, gpu.id, live.activity_ratio),
         other_gpus=_beside(state, key, gpu.id),
     )
+
+
+def memory_is_bounded(booking: Booking, confinement: Confinement | None) -> bool:
+    """Whether the memory of an attempt is known and a limit other than the watchdog holds it there, so that others may
+    join it before it has settled. Before the attempt starts, its limits are taken to be those that it is to get."""
+    if booking.cap_mib is None or booking.source in (UNKNOWN, RECOVERY):
+        return False
+    return confinement is None or any(guard.rung != "watchdog" for guard in confinement.guards)
 
 
 def _beside(state: State, key: AttemptKey, gpu: GpuId) -> tuple[OtherGpu, ...]:

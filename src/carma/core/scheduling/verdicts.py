@@ -7,17 +7,19 @@ they are read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import field
 
-from carma.core.model.settings import Rules
+from carma.core.model.settings import Gate, Rules
 from carma.core.model.units import show_mib, show_pair_mib
 from carma.core.model.values import Demand, Gpu, Record
 from carma.core.scheduling.decision import Ask, Objection, Reason, Refusal
+from carma.core.scheduling.forecast import demand_of
 from carma.core.scheduling.gpu_view import GpuView, Holder
 from carma.core.scheduling.policy import Policy
-from carma.core.telemetry.window import METRICS, Metric, Summary
+from carma.core.scheduling.sharing_model import mechanism_of, progress_rates, shown
+from carma.core.telemetry.window import METRICS, Metric, Summary, given
 
 NO_INSTANCE = (
     "is not a MIG instance, and only those take tasks (sharing.mechanism is mig); CARMA does not change a card's "
@@ -25,6 +27,7 @@ NO_INSTANCE = (
 )
 MOST_OBJECTIONS = 4096  # requirements whose objections are remembered for one GPU
 
+OverCap = tuple[Metric, float, float]  # a metric, its value, and the cap that it reaches
 Requirement = tuple[int, bool, float | None, Demand | None, int, float]  # all of an `Ask` that a policy may look at
 
 
@@ -86,7 +89,7 @@ def candidate_of(
         closed=_unusable(view, rules) or _occupied(view, rules, policy) or _unknown_memory(view),
         free_mib=max(0, (view.room_mib or 0) - margin),
         margin_mib=margin,
-        busy=_warming_up(view, rules) or (_too_busy(view, rules) if _gated(view, policy) else None),
+        busy=_warming_up(view, rules, policy) or (_too_busy(view, rules) if _gated(view, rules, policy) else None),
         caps=rules.sharing.caps,
         objections={} if objections is None else objections,
     )
@@ -177,18 +180,43 @@ def _no_memory(ask: Ask, candidate: Candidate) -> str:
     return f"needs {needs}; has room for {has} of {show_mib(view.gpu.memory_mib)} ({', '.join(details)})"
 
 
-def _warming_up(view: GpuView, rules: Rules) -> Reason | None:
-    """A task that has not settled closes the GPU to all others."""
-    if rules.warmup.enabled:
-        for holder in view.holders:
-            if holder.warming is not None:
-                return Reason("WarmUp", "task {} {}".format, (holder.key.task, holder.warming))
-    return None
+def _warming_up(view: GpuView, rules: Rules, policy: Policy) -> Reason | None:
+    """Tasks that have not settled: one whose memory is not known, or not limited, closes the GPU to all others; the
+    others close it where the activity that they book leaves no room."""
+    if not rules.warmup.enabled:
+        return None
+    for holder in view.holders:
+        if holder.closes:
+            return Reason("WarmUp", "task {} {}".format, (holder.key.task, holder.warming))
+    unsettled = _unsettled(view, rules)
+    if unsettled is None or not rules.gate.enabled or not policy.uses_gate:
+        return None
+    over = _over(booked_activity(view.holders, rules), rules.gate)
+    return Reason("WarmUp", _booked_over_caps, (unsettled, over)) if over else None
 
 
-def _gated(view: GpuView, policy: Policy) -> bool:
-    """A policy that predicts slowdowns itself does not know foreign processes."""
-    return policy.uses_gate or bool(view.foreign) or view.foreign_mib > 0
+def _unsettled(view: GpuView, rules: Rules) -> Holder | None:
+    """The first task that has not settled: the window tells nothing yet about those on the GPU, so that their booked
+    activity counts. None where all have settled, and on a GPU that would not tell even then."""
+    newest = view.newest
+    if newest is None or not rules.warmup.enabled or any(given(newest, metric) is None for metric in METRICS):
+        return None
+    return next((holder for holder in view.holders if holder.warming is not None), None)
+
+
+def booked_activity(holders: Sequence[Holder], rules: Rules) -> dict[Metric, float]:
+    """What the tasks are expected to show together: their known demands, or the usual ones of tasks of their size."""
+    demands = [demand_of(holder) for holder in holders]
+    booked = shown(demands, progress_rates(demands, mechanism_of(rules)))
+    return {metric: getattr(booked, metric) for metric in METRICS}
+
+
+def _gated(view: GpuView, rules: Rules, policy: Policy) -> bool:
+    """Whether the window must allow sharing. A policy that predicts slowdowns itself does not know foreign
+    processes."""
+    if view.foreign or view.foreign_mib > 0:
+        return True
+    return policy.uses_gate and _unsettled(view, rules) is None
 
 
 def _too_busy(view: GpuView, rules: Rules) -> Reason | None:
@@ -202,7 +230,6 @@ def _at_the_gate(blind: str | None, summaries: Mapping[Metric, Summary], rules: 
         return None
     if blind is not None:
         return Reason("Metrics", "is not judged: {}".format, (blind,))
-    caps = {"sm_active": gate.sm_active, "sm_occupancy": gate.sm_occupancy, "dram_active": gate.dram_active}
     gauges: dict[Metric, float] = {}
     for metric in METRICS:
         found = summaries.get(metric)
@@ -211,15 +238,30 @@ def _at_the_gate(blind: str | None, summaries: Mapping[Metric, Summary], rules: 
     missing = [metric for metric in METRICS if metric not in gauges]
     if missing:
         return Reason("Metrics", _no_metrics, (missing,))
-    over = [metric for metric in METRICS if gauges[metric] >= caps[metric]]
-    if not over or (gate.combine == "published" and not ("sm_active" in over and len(over) > 1)):
-        return None
-    return Reason("Utilisation", _over_caps, ([(metric, gauges[metric], caps[metric]) for metric in over],))
+    over = _over(gauges, gate)
+    return Reason("Utilisation", _over_caps, (over,)) if over else None
+
+
+def _over(gauges: Mapping[Metric, float], gate: Gate) -> list[OverCap]:
+    """The metrics that reach their caps, where that closes the GPU."""
+    caps = {"sm_active": gate.sm_active, "sm_occupancy": gate.sm_occupancy, "dram_active": gate.dram_active}
+    over = [(metric, gauges[metric], caps[metric]) for metric in METRICS if gauges[metric] >= caps[metric]]
+    if gate.combine == "published" and not (len(over) > 1 and over[0][0] == "sm_active"):
+        return []
+    return over
 
 
 def _no_metrics(missing: list[Metric]) -> str:
     return f"gives no {', '.join(missing)}, and what is not known does not pass the gate"
 
 
-def _over_caps(over: list[tuple[Metric, float, float]]) -> str:
-    return "is too busy: " + ", ".join(f"{metric} {value:.2f} (cap {cap:.2f})" for metric, value, cap in over)
+def _over_caps(over: list[OverCap]) -> str:
+    return f"is too busy: {_figures(over)}"
+
+
+def _booked_over_caps(newest: Holder, over: list[OverCap]) -> str:
+    return f"task {newest.key.task} {newest.warming}; until then its tasks book {_figures(over)}"
+
+
+def _figures(over: list[OverCap]) -> str:
+    return ", ".join(f"{metric} {value:.2f} (cap {cap:.2f})" for metric, value, cap in over)

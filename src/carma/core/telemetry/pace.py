@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from carma.core.model.settings import Rules
 from carma.core.model.task import Task
 from carma.core.model.values import Alone, Demand, GpuId, GpuSample
-from carma.core.scheduling.sharing_model import Mechanism, progress_rates
+from carma.core.scheduling.sharing_model import mechanism_of, progress_rates
 from carma.core.state import State
 from carma.core.telemetry.measurements import AttemptOnGpu, Live, Member, Track
 from carma.core.telemetry.window import given
@@ -27,10 +26,6 @@ IDLE_RELATIVE = 0.25  # a task on several GPUs leaves a GPU idle below this part
 NO_DEMAND = Demand(0.0, 0.0, 0.0, 0.0, 0.0)  # of a GPU that the task leaves idle; such a GPU does not slow it down
 LEAST_RATIO = 0.05  # minimum of observed / predicted activity, so that a task that waits for data is never stopped
 MOST_S = 15.0  # maximum weight of one sample, however long ago the previous one was
-
-
-def mechanism_of(rules: Rules) -> Mechanism:
-    return "timeslice" if rules.sharing.mechanism == "timeslice" else "mps"
 
 
 def belief(task: Task, seen: AttemptOnGpu | None) -> Demand | None:
