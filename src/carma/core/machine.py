@@ -18,7 +18,7 @@ from carma.core.model.commands import Command, EstimateTask, LaunchAttempt, Stop
 from carma.core.model.outcome import Outcome, OutOfMemory
 from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Running, Starting, effective_ending
 from carma.core.model.task import Attempt, Task
-from carma.core.model.values import AttemptKey, GpuId, TaskId
+from carma.core.model.values import AttemptKey, Booking, GpuId, TaskId
 from carma.core.recovery import blame
 from carma.core.state import SERVER, InvalidEvent, State
 from carma.core.telemetry import observation as observe
@@ -117,25 +117,56 @@ def _submitted(state: State, event: e.TaskSubmitted) -> list[Command]:
 
 def _estimated(state: State, event: e.TaskEstimated) -> list[Command]:
     task = state.tasks.get(event.task)
-    if task is None or not isinstance(task.status, Estimating):
+    if task is None or not task.awaits_estimate:
         return []  # it was cancelled meanwhile
     answer, declared_mib = event.estimate, task.spec.gpu_memory_mib
     if answer is not None and answer.source == "declared" and declared_mib not in (None, answer.upper_mib):
         return [EstimateTask(task.id)]  # the user changed the figure meanwhile
-    state.put(
-        replace(
-            task,
-            estimate=event.estimate,
-            no_estimate=event.refusals,
-            fingerprint=event.fingerprint,
-            status=Queued(event.at, task.status.held),
-        )
+    task = replace(
+        task, estimate=answer, no_estimate=event.refusals, fingerprint=event.fingerprint, estimate_pending=False
     )
+    match task.status:
+        case Estimating(held=held):
+            state.put(replace(task, status=Queued(event.at, held)))
+        case Starting(placement=placement) | Running(placement=placement):
+            state.put(task)
+            _estimated_late(state, task, placement.booking)
+        case _:
+            state.put(task)
     return []
 
 
+def _estimated_late(state: State, task: Task, booking: Booking) -> None:
+    """The task started without an estimate: now it books that, and its demand and run time are known."""
+    answer = task.estimate
+    if answer is None:
+        return
+    state.tracks[task.key].alone_s = answer.runtime_s
+    if not booking.alone and booking.placed_mib is None:
+        memory_mib = min(answer.upper_mib, _left_by_others_mib(state, task))
+        _book(state, task, replace(booking, memory_mib=memory_mib, source=answer.source))
+    regroup(state, task.attempts[-1].placement.gpus, state.now)
+
+
+def _left_by_others_mib(state: State, task: Task) -> int:
+    """Memory of its GPUs that no other attempt has booked: others may have joined it once it had settled."""
+    free: list[int] = []
+    for gpu in task.attempts[-1].placement.gpus:
+        booked = [one.booking.memory_mib for key, one in state.on_gpu[gpu].items() if key != task.key]
+        free.append(state.gpus[gpu].memory_mib - sum(booked) if gpu in state.gpus else 0)
+    return max(0, min(free))
+
+
+def _book(state: State, task: Task, booking: Booking) -> None:
+    assert isinstance(task.status, Starting | Running)
+    placement = replace(task.status.placement, booking=booking)
+    attempt = replace(task.attempts[-1], placement=placement)
+    status = replace(task.status, placement=placement)
+    state.put(replace(task, attempts=(*task.attempts[:-1], attempt), status=status))
+
+
 def _placed(state: State, task: Task, event: e.TaskPlaced) -> list[Command]:
-    if not isinstance(task.status, Queued) or event.key.attempt != task.key.attempt + 1:
+    if not isinstance(task.status, Queued | Estimating) or event.key.attempt != task.key.attempt + 1:
         raise InvalidEvent(f"attempt {event.key} cannot be placed: the task is {task.status!r}")
     attempt = Attempt(
         number=event.key.attempt,
@@ -144,7 +175,9 @@ def _placed(state: State, task: Task, event: e.TaskPlaced) -> list[Command]:
         decision=event.why,
         verdicts=event.verdicts,
     )
-    state.put(replace(task, attempts=(*task.attempts, attempt), status=Starting(event.at, event.placement)))
+    pending = task.awaits_estimate
+    status = Starting(event.at, event.placement)
+    state.put(replace(task, attempts=(*task.attempts, attempt), status=status, estimate_pending=pending))
     state.tracks[event.key] = track = Track(event.placement.gpus, None)
     track.alone_s = task.estimate.runtime_s if task.estimate is not None else None
     state.last_gpu = event.placement.gpus[-1]
@@ -188,11 +221,7 @@ def _shrunk(state: State, task: Task, event: e.BookingShrunk) -> list[Command]:
     if event.to_mib >= booking.memory_mib:
         return []
     first_mib = booking.memory_mib if booking.placed_mib is None else booking.placed_mib
-    smaller = replace(booking, memory_mib=event.to_mib, placed_mib=first_mib)
-    placement = replace(task.status.placement, booking=smaller)
-    attempt = replace(task.attempts[-1], placement=placement)
-    status = replace(task.status, placement=placement)
-    state.put(replace(task, attempts=(*task.attempts[:-1], attempt), status=status))
+    _book(state, task, replace(booking, memory_mib=event.to_mib, placed_mib=first_mib))
     return []
 
 
@@ -319,7 +348,7 @@ def _changed(state: State, task: Task, event: e.TaskChanged) -> list[Command]:
         return []
     # The new figure replaces the plan of recovery and the estimate in progress, which used the old one.
     held = task.status.held
-    state.put(replace(changed, plan=None, status=Estimating(event.at, held)))
+    state.put(replace(changed, plan=None, status=Estimating(event.at, held), estimate_pending=False))
     return [EstimateTask(task.id)]
 
 

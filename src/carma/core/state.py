@@ -48,6 +48,7 @@ class State:
         # Indices over `tasks`, updated by `put`:
         self.queue: list[QueueKey] = []  # queued and not held, sorted
         self.fair_queue = FairQueue() if rules.fairness.enabled else None  # the same with fair shares
+        self.estimating: list[QueueKey] = []  # being estimated and not held, sorted
         self.active: dict[TaskId, AttemptKey] = {}  # starting or running
         self.between_attempts: set[TaskId] = set()  # ended or recovering
         self.preempting: set[TaskId] = set()  # running, and asked to checkpoint and leave
@@ -191,6 +192,8 @@ class State:
                 insort(self.queue, queue_key(task))
                 if self.fair_queue is not None:
                     self.fair_queue.add(queue_key(task), task.owner.uid, self.accounts.level(task.owner.uid))
+            case Estimating(held=False):
+                insort(self.estimating, queue_key(task))
             case Starting(placement=placement) | Running(placement=placement):
                 self.active[task.id] = task.key
                 for gpu in placement.gpus:
@@ -218,6 +221,8 @@ class State:
                 del self.queue[place]
                 if self.fair_queue is not None:
                     self.fair_queue.remove(queue_key(task), task.owner.uid)
+            case Estimating(held=False):
+                del self.estimating[bisect_left(self.estimating, queue_key(task))]
             case Starting(placement=placement) | Running(placement=placement):
                 del self.active[task.id]
                 self.preempting.discard(task.id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carma.core.model.outcome import Preempted
-from carma.core.model.status import Ended, Finished, Queued, Recovering, Running, Starting
+from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Running, Starting
 from carma.core.model.task import Task
 from carma.core.scheduling.fair_order import FairQueue
 from carma.core.scheduling.fairness import NONE_HELD, waits
@@ -20,6 +20,7 @@ def validate(state: State) -> list[str]:
 def _indices(state: State) -> list[str]:
     tasks = state.tasks.values()
     queued = sorted(queue_key(t) for t in tasks if isinstance(t.status, Queued) and not t.status.held)
+    estimating = sorted(queue_key(t) for t in tasks if isinstance(t.status, Estimating) and not t.status.held)
     active = {t.id: t.key for t in tasks if isinstance(t.status, Starting | Running)}
     between = {t.id for t in tasks if isinstance(t.status, Ended | Recovering)}
     asked = {t.id for t in tasks if isinstance(t.status, Running) and t.status.preempting is not None}
@@ -31,6 +32,7 @@ def _indices(state: State) -> list[str]:
     deadlines = sorted((at, t.id) for t in tasks if (at := due_at(t)) is not None)
     indices: dict[str, tuple[object, object]] = {
         "queued": (state.queue, queued),
+        "estimating": (state.estimating, estimating),
         "active": (state.active, active),
         "between attempts": (state.between_attempts, between),
         "asked to save": (state.preempting, asked),

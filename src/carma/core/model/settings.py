@@ -99,6 +99,14 @@ class Memory(Record, frozen=True, kw_only=True):
             "the user declared, and bookings of tasks alone on their GPUs, stay."
         ),
     ] = True
+    wait_s: Annotated[
+        float,
+        Meta(
+            ge=0.0,
+            description="Time for which a task waits for its estimate before it may start without one, alone on an "
+            "idle GPU, in seconds. Others join it once the estimate is there, or the task has settled.",
+        ),
+    ] = 1.0
     margin_mib: Annotated[
         int, Meta(ge=0, description="Memory of a shared GPU that stays free beside the bookings, in MiB.")
     ] = 512

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from carma.core.model.outcome import Outcome
-from carma.core.model.status import Status
+from carma.core.model.status import Estimating, Finished, Status
 from carma.core.model.values import (
     Activity,
     Alone,
@@ -64,10 +64,15 @@ class Task(Record, frozen=True, kw_only=True):
     status: Status
     estimate: Estimate | None = None
     no_estimate: tuple[NoEstimate, ...] = ()
+    estimate_pending: bool = False  # it was placed before its estimate was there
     fingerprint: str = ""  # of the program's files at the estimate; "" if unknown
     attempts: tuple[Attempt, ...] = ()
     plan: Plan | None = None
     counted_from: int = 0  # recovery does not count attempts up to this number (before a retry by the user)
+
+    @property
+    def awaits_estimate(self) -> bool:
+        return isinstance(self.status, Estimating) or (self.estimate_pending and not isinstance(self.status, Finished))
 
     @property
     def key(self) -> AttemptKey:

@@ -26,6 +26,7 @@ class Ask(Record, frozen=True, gc=False):
     demand: Demand | None = None  # of the task alone; None: unknown
     alone_s: float | None = None  # run time alone; None: unknown
     at: float = 0.0  # the time that a policy is told
+    idle_only: bool = False  # only an idle GPU will do: the task is still being estimated
 
 
 class Part(Record, frozen=True, gc=False):

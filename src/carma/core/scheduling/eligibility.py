@@ -3,14 +3,14 @@ quotas. And what it needs on each GPU."""
 
 from __future__ import annotations
 
-from carma.core.model.status import Finished, Queued
+from carma.core.model.status import Estimating, Finished, Queued
 from carma.core.model.task import Task
 from carma.core.model.units import show_s
 from carma.core.model.values import Record, TaskId
 from carma.core.scheduling.decision import RECOVERY, UNKNOWN, Ask
 from carma.core.scheduling.fairness import Held, wanted_by
 from carma.core.scheduling.quota import PassQuota, limits_of, quota_stop
-from carma.core.state import State
+from carma.core.state import EARLY_S, State
 from carma.core.telemetry.pace import belief
 
 DRIVER_MIB = 512  # memory of a GPU that its driver may keep in use while no process is on it
@@ -45,13 +45,19 @@ def ask_of(task: Task, state: State, at: float = 0.0) -> Ask:
         if memory_mib > largest_mib - DRIVER_MIB:
             memory_mib, alone = int(0.9 * largest_mib), True
     alone_s = task.estimate.runtime_s if task.estimate is not None else None
-    return Ask(task.id, task.spec.gpus, memory_mib, source, alone, belief(task, None), alone_s, at)
+    idle_only = isinstance(task.status, Estimating)
+    return Ask(task.id, task.spec.gpus, memory_mib, source, alone, belief(task, None), alone_s, at, idle_only)
 
 
 def _known_minimum_mib(task: Task, state: State) -> int:
     """For a task without an estimate: more than what was not enough before."""
     known = [refusal.more_than_mib for refusal in task.no_estimate if refusal.more_than_mib is not None]
     return max(known) + state.rules.recovery.margin_mib if known else 0
+
+
+def may_start_unestimated(state: State, task: Task, now: float) -> bool:
+    """Whether a task has waited long enough for its estimate to start without one, alone on an idle GPU."""
+    return isinstance(task.status, Estimating) and now - task.status.since >= state.rules.memory.wait_s - EARLY_S
 
 
 def why_not_eligible(task: Task, state: State, now: float) -> Waiting | None:

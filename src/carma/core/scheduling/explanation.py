@@ -42,7 +42,7 @@ def waiting(state: State, now: float, ids: Collection[TaskId] | None = None) -> 
 def _reason_without_gpus(task: Task, state: State, now: float) -> Waiting | None:
     match task.status:
         case Estimating():
-            return Waiting("Estimating", "its memory is being estimated")
+            return Waiting("Estimating", "its memory is being estimated; until then it can start only on an idle GPU")
         case Ended():
             return Waiting("Recovery", "its attempt has just ended; whether it is retried is being decided")
         case Recovering(until=until):

@@ -24,6 +24,7 @@ _IN_WORDS = {
     "TasksPerGpu": "with as many tasks as may share it",
     "Exclusive": "not to be shared",
     "Metrics": "without the metrics to judge it by",
+    "Estimating": "in use while its memory is being estimated",
     "Policy": "left out by the policy",
     "Drained": "drained",
     "Fault": "with a fault",

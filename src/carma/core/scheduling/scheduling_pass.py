@@ -10,6 +10,7 @@ It changes nothing in the state.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, islice
 from math import inf
 
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from carma.core.model.settings import Rules
 from carma.core.model.task import Task
 from carma.core.model.values import AttemptKey, GpuId, TaskId
 from carma.core.scheduling.decision import RECOVERY, UNKNOWN, Ask, Reason
-from carma.core.scheduling.eligibility import Eligibility, ask_of
+from carma.core.scheduling.eligibility import Eligibility, ask_of, may_start_unestimated
 from carma.core.scheduling.gpu_view import MAX_JOINT_GPUS, GpuView, Holder, OtherGpu, other_gpus_of
 from carma.core.scheduling.placement import KeptFor, choose
 from carma.core.scheduling.policy import Policy, as_of
@@ -63,6 +64,16 @@ class SchedulingPass(Eligibility):
                 if self._over:
                     return
 
+    def unestimated_tasks(self) -> Iterator[Task]:
+        """Tasks that are still being estimated and may start on an idle GPU, in order. They come after those in the
+        queue, and no GPU is reserved for them."""
+        for _, _, task_id in islice(self.state.estimating, 1 + self.state.rules.queue.backfill_depth):
+            if not any(one.view.idle for one in self._open):
+                return
+            task = self.state.tasks[task_id]
+            if may_start_unestimated(self.state, task, self.now) and self.may_start(task, self.now):
+                yield task
+
     def consider(self, task: Task) -> Choice:
         """Decide for one task, and change the working copy as if it had been done."""
         ask = ask_of(task, self.state, as_of(self.now))
@@ -79,7 +90,8 @@ class SchedulingPass(Eligibility):
             self.has_started(task, ask)
         else:
             self._refused[same] = choice
-            self.first_refused = self.first_refused or choice
+            if not ask.idle_only:
+                self.first_refused = self.first_refused or choice
         return choice
 
     def _choose(self, ask: Ask, runtime_s: float) -> Choice:
@@ -199,10 +211,10 @@ def with_others(holder: Holder, choice: Choice, view: GpuView, policy: Policy) -
 def schedule(state: State, now: float, cache: VerdictCache | None = None) -> list[TaskPlaced]:
     """The placements that are due."""
     placed: list[TaskPlaced] = []
-    if not state.queue or not state.gpus:
+    if not (state.queue or state.estimating) or not state.gpus:
         return placed
     scheduling = SchedulingPass(state, now, cache)
-    for task in scheduling.tasks():
+    for task in chain(scheduling.tasks(), scheduling.unestimated_tasks()):
         choice = scheduling.consider(task)
         if not choice.chosen:
             continue

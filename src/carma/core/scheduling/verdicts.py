@@ -28,12 +28,14 @@ NO_INSTANCE = (
 MOST_OBJECTIONS = 4096  # requirements whose objections are remembered for one GPU
 
 OverCap = tuple[Metric, float, float]  # a metric, its value, and the cap that it reaches
-Requirement = tuple[int, bool, float | None, Demand | None, int, float]  # all of an `Ask` that a policy may look at
+Requirement = tuple[
+    int, bool, float | None, Demand | None, int, float, bool
+]  # all of an `Ask` that a policy may look at
 
 
 def requirement_of(ask: Ask) -> Requirement:
     """Tasks with the same requirement get the same verdict from the same GPU."""
-    return (ask.memory_mib, ask.alone, ask.alone_s, ask.demand, ask.gpus, ask.at)
+    return (ask.memory_mib, ask.alone, ask.alone_s, ask.demand, ask.gpus, ask.at, ask.idle_only)
 
 
 class Candidate(Record, frozen=True, kw_only=True, eq=False):
@@ -60,11 +62,17 @@ class Candidate(Record, frozen=True, kw_only=True, eq=False):
             return self.closed
         if ask.alone and self.view.holders:
             return Reason("Exclusive", _taken, (self.view.holders,))
+        if ask.idle_only and not self.view.idle:
+            return Reason(
+                "Estimating", "the memory of the task is being estimated; until then it needs the GPU idle".format
+            )
         return Reason("Memory", _no_memory, (ask, self)) if ask.memory_mib > self.free_mib else self.busy
 
     def takes(self, ask: Ask) -> bool:
         """Whether `refuse` has no reason, of an open GPU."""
-        return ask.memory_mib <= self.free_mib and not (ask.alone and self.view.holders)
+        if self.view.idle:
+            return ask.memory_mib <= self.free_mib
+        return ask.memory_mib <= self.free_mib and not ask.idle_only and not (ask.alone and self.view.holders)
 
     def objection(self, ask: Ask, requirement: Requirement) -> Objection | None:
         """What the policy has against the task beside the tasks that are there. `requirement`: of the ask."""
