@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from carma.core.model import events as e
 from carma.core.model.settings import PlacementRules, Rules, WarmUp
-from carma.core.model.values import AttemptKey, Booking, GpuId
+from carma.core.model.values import AttemptKey, Booking, Estimate, GpuId, TaskId
 from carma.core.policies import goodput, horus, lucid
+from carma.core.scheduling.decision import UNKNOWN
 from carma.core.scheduling.forecast import demand_of
 from carma.core.scheduling.gpu_view import Holder
-from carma.core.scheduling.sharing_model import engine_share, progress_rates
+from carma.core.scheduling.sharing_model import engine_share, mechanism_of, progress_rates
 from carma.core.scheduling.snapshot import view_of
-from carma.core.scheduling.sharing_model import mechanism_of
 from carma_lab.simulator import estimate_sources as sources
 from carma_lab.simulator.simulation import Setup, Simulation
 from lab_fixtures.random_simulations import CARD, EVERY_POLICY, companions, simulations
@@ -53,13 +53,27 @@ class Books:
                 for held in self.on.values():
                     if key in held:
                         assert held[key].memory_mib == before > after
-                        held[key] = Booking(memory_mib=after, source=held[key].source)
+                        held[key] = Booking(memory_mib=after, source=held[key].source, placed_mib=before)
+            case e.TaskEstimated(task=task, estimate=Estimate() as estimate):
+                self._estimated_late(task, estimate)
             case e.AttemptEnded(key=key):
                 for held in self.on.values():
                     held.pop(key, None)
             case _:
                 return
         self._balance()
+
+    def _estimated_late(self, task: TaskId, estimate: Estimate) -> None:
+        """A task that started before its estimate was there books that, as far as others have left room."""
+        on = {gpu: held for gpu, held in self.on.items() if any(key.task == task for key in held)}
+        free = [
+            self.memory_mib[gpu] - sum(one.memory_mib for key, one in held.items() if key.task != task)
+            for gpu, held in on.items()
+        ]
+        for held in on.values():
+            key = next(key for key in held if key.task == task)
+            if not held[key].alone and held[key].source == UNKNOWN and held[key].placed_mib is None:
+                held[key] = Booking(memory_mib=min(estimate.upper_mib, *free), source=estimate.source)
 
     def _placed(self, event: e.TaskPlaced) -> None:
         booking = event.placement.booking

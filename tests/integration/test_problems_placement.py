@@ -166,7 +166,7 @@ def test_problem_13_a_newcomer_is_not_judged_by_its_start_up() -> None:
     """
     rules = Rules(gate=Gate(summary="mean"), window=WindowRules(length_s=30.0))
     world = World(1, rules=rules)
-    first = world.submit(8_000)
+    first = world.submit()
     world.settle()
     world.start(first)
     key = world.state.active[first]
@@ -219,7 +219,7 @@ def test_problem_15_pids_of_another_namespace_do_not_close_a_gpu_for_ever() -> N
     Here such processes are foreign: counted and shown. The GPU opens again after a while, with what is left of it.
     """
     world = World(1)
-    first = world.submit(8_000)
+    first = world.submit()
     world.settle()
     world.start(first)
     del world.memory[world.state.active[first]]
@@ -237,7 +237,7 @@ def test_problem_15_pids_of_another_namespace_do_not_close_a_gpu_for_ever() -> N
     world.settle()
     (view,) = views(world.state, world.now)
     assert ([use.pid for use in view.foreign], view.foreign_mib) == ([77], 6_000)
-    assert refusal(world, third) == "Memory", "8,000 and 20,000 are booked and 6,000 are foreign"
+    assert refusal(world, third) == "Memory", "5,120 and 20,000 are booked and 6,000 are foreign"
     world.end(second)
     world.end(first)
     world.foreign.clear()

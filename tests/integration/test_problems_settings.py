@@ -52,7 +52,7 @@ def carma(daemon: Daemon, *words: str, **environment: str) -> subprocess.Complet
 def joins(rules: Rules, busy_s: float, calm_s: float) -> bool:
     """Whether a second task may join a GPU whose first was busy for so long and has been calm for so long."""
     world = World(1, rules=rules)
-    world.submit(2_000)
+    world.submit()
     world.settle()
     world.start()
     for activity, seconds in (((0.95, 0.4, 0.3), busy_s), ((0.1, 0.05, 0.05), calm_s)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -41,6 +42,12 @@ CancelTrial = Callable[[TaskId], None]
 Fingerprint = Callable[[EstimateRequest], str]
 
 
+def default_places(memory: Memory) -> int:
+    """Trial runs at a time: half of the cores, as far as the host's memory allows; two at least."""
+    host_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+    return max(2, min(len(os.sched_getaffinity(0)) // 2, host_mib // (2 * memory.trial_memory_mib)))
+
+
 class Estimates:
     def __init__(
         self,
@@ -58,9 +65,10 @@ class Estimates:
         self._cancel_trial = cancel_trial
         self._fingerprints = None if fingerprint is None else Fingerprints(fingerprint)
         self._quick_thread = BackgroundThread("quick estimators")
-        self._rotation = UserRotation(memory.estimators_at_once)
+        self._rotation = UserRotation(memory.estimators_at_once or default_places(memory))
         self._begun_s: dict[TaskId, float] = {}  # monotonic; estimates that have a place
         self._waiting: set[TaskId] = set()  # for a place
+        self._fingerprint_of: dict[TaskId, str] = {}  # of tasks that are being estimated
         self._stuck = 0
         self._cancel_s = CANCEL_S
         self._unsubmitted_ids = count(-1, -1)  # different ones, so that each estimate can be cancelled
@@ -83,10 +91,13 @@ class Estimates:
         except Exception as error:
             log.error("the estimators could not be asked about task %d: %s: %s", task, type(error).__name__, error)
             return (None, (_refusal(f"the estimators could not be asked: {error}"),)), ""
+        finally:
+            self._fingerprint_of.pop(task, None)
 
     async def _ask(self, request: EstimateRequest) -> tuple[Answer, str]:
         if self._fingerprints is not None:
             request = replace(request, fingerprint=await self._fingerprints.of(request))
+            self._fingerprint_of[request.task] = request.fingerprint
         answer = await self._ask_quick(request)
         if answer[0] is None and self._slow:
             answer = await self._ask_slow_in_turn(request, answer[1])
@@ -96,6 +107,10 @@ class Estimates:
         """At the end of the daemon. The callers of `ask` cancel their own calls."""
         self._cancel_s = CANCEL_AT_CLOSE_S
         self._quick_thread.close(wait_s=0.0)
+
+    def fingerprint_of(self, task: TaskId) -> str:
+        """Of the command of a task that is being estimated; "" if it is not known yet."""
+        return self._fingerprint_of.get(task, "")
 
     def stage(self, task: TaskId) -> str:
         """The progress of an estimate, as a phrase; "" for a task that no estimator is asked about."""

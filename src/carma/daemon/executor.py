@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from carma.core.model import commands as c
 from carma.core.model.events import AttemptEnded, Durable, StopRequested, TaskEstimated, TaskFinished, TaskPlaced
 from carma.core.model.outcome import Preempted
-from carma.core.model.status import Estimating, Running, Starting
+from carma.core.model.status import Running, Starting
 from carma.core.model.values import AttemptKey, Frameworks, TaskId
 from carma.core.ports import Launcher, LaunchOrder
 from carma.core.state import State
@@ -218,7 +218,7 @@ class Executor:
     def _clean_up(self, key: AttemptKey) -> None:
         """The end is stored: the launcher drops its records, and history gets the run."""
         self.start_task(self._release(key), f"removing the records of {key}")
-        run = past_run(self._shell.state, key, key in self.shared)
+        run = past_run(self._shell.state, key, key in self.shared, self._estimates.fingerprint_of(key.task))
         self.shared.discard(key)
         self._kill_at.pop(key, None)
         self._ordered_s.pop(key, None)
@@ -240,7 +240,7 @@ class Executor:
 
             def make(state: State) -> Sequence[Durable]:
                 known = state.tasks.get(task_id)
-                if known is None or not isinstance(known.status, Estimating):  # cancelled meanwhile
+                if known is None or not known.awaits_estimate:  # cancelled or finished meanwhile
                     return ()
                 return (TaskEstimated(self._shell.clock.now(), task_id, estimate, refusals, fingerprint),)
 
@@ -261,7 +261,7 @@ class Executor:
         """End an estimate that is no longer needed. `again`: a new estimate of the same task follows."""
         asked = self._estimating.get(task_id)
         task = self._shell.state.tasks.get(task_id)
-        if asked is not None and (again or task is None or not isinstance(task.status, Estimating)):
+        if asked is not None and (again or task is None or not task.awaits_estimate):
             asked.cancel()
 
 

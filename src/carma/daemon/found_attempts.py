@@ -95,8 +95,8 @@ def called_off(state: State, keys: Sequence[AttemptKey], now: float) -> list[Dur
     return events
 
 
-def past_run(state: State, key: AttemptKey, collocated: bool) -> PastRun | None:
-    """An ended attempt as a past run; None if it never ran."""
+def past_run(state: State, key: AttemptKey, collocated: bool, fingerprint: str = "") -> PastRun | None:
+    """An ended attempt as a past run; None if it never ran. `fingerprint`: of a task that ended before its estimate."""
     task = state.tasks.get(key.task)
     attempts = task.attempts if task is not None else ()
     attempt = next((one for one in attempts if one.number == key.attempt), None)
@@ -118,7 +118,7 @@ def past_run(state: State, key: AttemptKey, collocated: bool) -> PastRun | None:
         energy_j=attempt.own_energy_j,
         activity=attempt.activity,
         alone=attempt.alone,
-        fingerprint=task.fingerprint,
+        fingerprint=task.fingerprint or fingerprint,
         more_than_mib=not_enough_mib(attempt),
     )
 

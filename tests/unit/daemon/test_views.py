@@ -301,10 +301,11 @@ def test_an_archived_task_is_shown_without_asking_the_queue() -> None:
 def test_a_gpu_says_what_it_does_and_why() -> None:
     world = World(4)
     assert [view.state for view in gpus(world)] == ["idle"] * 4
-    world.submit(4_000)
+    unknown = world.submit()
     world.submit(4_000, exclusive=True)
     world.settle()
     world.start()
+    world.start(unknown, mib=4_000)
     world.foreign[GpuId("GPU-2")] = 1_000
     world.faults[GpuId("GPU-3")] = "fell off the bus"
     world.wait(5)

@@ -47,9 +47,11 @@ class WindowRules(Record, frozen=True, kw_only=True):
 
 
 class WarmUp(Record, frozen=True, kw_only=True):
-    """A GPU that took a task is closed until that task has settled, not for a fixed time."""
+    """Until a task has settled, it books activity, and closes its GPU if its memory is not known and limited."""
 
-    enabled: Annotated[bool, Meta(description="Close a GPU while a new task on it warms up.")] = True
+    enabled: Annotated[
+        bool, Meta(description="Until a task has settled, count what it books; close its GPU if its size is unknown.")
+    ] = True
     settle_s: Annotated[
         float, Meta(ge=0.0, description="Time without memory growth after which a task has settled, in seconds.")
     ] = 20.0
@@ -79,11 +81,12 @@ class Memory(Record, frozen=True, kw_only=True):
     estimators_at_once: Annotated[
         int,
         Meta(
-            ge=1,
+            ge=0,
             le=64,
-            description="Maximum number of trial runs, or other slow estimates, at the same time; users take turns.",
+            description="Maximum number of trial runs, or other slow estimates, at the same time; users take turns. 0: "
+            "half of the CPU cores, less on a host with little memory, two at least.",
         ),
-    ] = 2
+    ] = 0
     trial_limit_s: Annotated[
         float, Meta(gt=0.0, description="Time limit of a trial run or another slow estimate, in seconds.")
     ] = 120.0

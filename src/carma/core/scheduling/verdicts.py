@@ -221,10 +221,10 @@ def booked_activity(holders: Sequence[Holder], rules: Rules) -> dict[Metric, flo
 
 def _gated(view: GpuView, rules: Rules, policy: Policy) -> bool:
     """Whether the window must allow sharing. A policy that predicts slowdowns itself does not know foreign
-    processes."""
+    processes. While a task has not settled, its booked activity stands in for samples that are still missing."""
     if view.foreign or view.foreign_mib > 0:
         return True
-    return policy.uses_gate and _unsettled(view, rules) is None
+    return policy.uses_gate and (view.blind is None or _unsettled(view, rules) is None)
 
 
 def _too_busy(view: GpuView, rules: Rules) -> Reason | None:
