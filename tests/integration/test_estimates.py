@@ -10,6 +10,7 @@ import pytest
 from carma.client import Client
 from tests.harness import Daemon, daemon_at_rest, python_path, request, somebody_else, until, virtual
 
+PATIENT = {"memory__wait_s": 3600.0}  # no task starts before its estimate is there
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 
 # Answers when a file with the task's name is there, and notes who was asked.
@@ -62,7 +63,7 @@ def names(client: Client) -> dict[str, str]:
 
 @needs_root
 def test_a_slow_estimate_of_one_user_does_not_hold_up_another() -> None:
-    settings = {"memory__sources": "declared,history,slow", "memory__estimators_at_once": 1}
+    settings = {"memory__sources": "declared,history,slow", "memory__estimators_at_once": 1, **PATIENT}
     with daemon_at_rest(gpus=2, **settings) as daemon:
         site = install(daemon)
         daemon.home.chmod(0o755)
@@ -84,7 +85,7 @@ def test_a_slow_estimate_of_one_user_does_not_hold_up_another() -> None:
 
 
 def test_a_task_that_is_cancelled_while_it_is_estimated_gives_its_place_to_the_next() -> None:
-    settings = {"memory__sources": "slow", "memory__estimators_at_once": 1}
+    settings = {"memory__sources": "slow", "memory__estimators_at_once": 1, **PATIENT}
     with daemon_at_rest(gpus=1, **settings) as daemon:
         site = install(daemon)
         daemon.start()
@@ -97,7 +98,7 @@ def test_a_task_that_is_cancelled_while_it_is_estimated_gives_its_place_to_the_n
 
 
 def test_what_was_being_estimated_is_asked_again_after_a_restart() -> None:
-    with daemon_at_rest(gpus=1, memory__sources="slow") as daemon:
+    with daemon_at_rest(gpus=1, memory__sources="slow", **PATIENT) as daemon:
         site = install(daemon)
         daemon.start()
         task = daemon.submit("true", name="task")
@@ -126,3 +127,47 @@ def test_the_booking_shrinks_once_the_task_has_settled_and_show_tells_it_all() -
         assert daemon.client.gpus()[0].booked_mib == 2_256
         daemon.client.cancel(task)
         daemon.wait(task)
+
+
+def test_a_task_starts_on_an_idle_gpu_while_it_is_estimated_and_books_the_answer_when_it_comes() -> None:
+    with daemon_at_rest(gpus=1, memory__sources="declared,slow", memory__wait_s=0.0, memory__shrink=False) as daemon:
+        site = install(daemon)
+        daemon.start()
+        first = daemon.submit(*virtual(2_000, 36_000), name="first")
+        second = daemon.submit("true", name="second")
+        until(lambda: daemon.client.task(first).state == "running", "it does not wait")
+        assert daemon.client.task(first).estimate is None
+        known = daemon.submit(*virtual(1_000, 36_000), name="known", gpu_memory_mib=2_000)
+        until(lambda: daemon.client.task(known).reason_code == "WarmUp", "a task of unknown size closes the GPU")
+        assert daemon.client.task(second).state == "estimating", "the GPU is in use"
+        (site / "first").touch()
+        until(lambda: daemon.client.task(known).state == "running", "the size is known")
+        (attempt,) = daemon.client.task(first).attempts
+        assert (attempt.booking_mib, attempt.booking_source) == (6_000, "slow")
+        (site / "second").touch()
+        for task in (first, known):
+            daemon.client.cancel(task)
+            daemon.wait(task)
+        daemon.wait(second)
+
+
+def test_a_task_that_ends_before_its_estimate_is_remembered_with_its_fingerprint() -> None:
+    settings = {
+        "memory__sources": "history,slow",
+        "memory__wait_s": 0.0,
+        "virtual__speed": 20,
+        "monitor__period_s": 0.05,
+    }
+    with daemon_at_rest(gpus=1, **settings) as daemon:
+        site = install(daemon)
+        daemon.start()
+        command = virtual(2_000, 60)
+        first = daemon.submit(*command, name="first")
+        assert daemon.wait(first).outcome == {"kind": "succeeded"}
+        second = daemon.submit(*command, name="second")
+        until(lambda: daemon.client.task(second).state in ("running", "finished"), "it has started")
+        found = daemon.client.task(second).estimate
+        assert found is not None
+        assert found.source == "history"
+        assert asked(site) == ["first"]
+        daemon.wait(second)
