@@ -1,3 +1,3 @@
 """CARMA lets deep-learning tasks share the GPUs of a server safely."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

@@ -4,4 +4,4 @@ from typing import Literal, get_args
 
 Family = Literal["mlp", "cnn", "transformer"]  # of networks
 FAMILIES: tuple[Family, ...] = get_args(Family)
-__version__ = "0.2.0"
+__version__ = "0.3.0"

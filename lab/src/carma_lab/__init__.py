@@ -1,3 +1,3 @@
 """The laboratory of CARMA: simulator, traces, reports, benchmarks and published experiments."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
