@@ -53,14 +53,12 @@ def guarded(call: Callable[[], Any]) -> int:
     """Runs the call and returns an exit code in every case."""
     _prepare_streams()
     try:
-        code = int(call() or 0)
+        code = _exit_code(call)
         sys.stdout.flush()
         return code or int(getattr(getattr(sys.stdout, "buffer", None), "was_used", False))
-    except BrokenPipeError:  # `carma queue | head`; without this the interpreter would report it at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # `carma queue | head`
+        _discard_output()
         return BROKEN_PIPE
-    except click.exceptions.Exit as ended:
-        return ended.exit_code
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except Exception as error:
@@ -68,7 +66,23 @@ def guarded(call: Callable[[], Any]) -> int:
             import traceback
 
             traceback.print_exc()
+        _discard_output()
         return _report(error)
+
+
+def _exit_code(call: Callable[[], Any]) -> int:
+    try:
+        return int(call() or 0)
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+
+
+def _discard_output() -> None:
+    """Discards output that cannot be written. Otherwise the interpreter would report it at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report(error: Exception) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -46,15 +48,30 @@ def command(
     """
     answers = send(requests(ctx, flags, words))
     ids = [task for answer in answers for task in answer.ids]
-    if as_json:
-        print_json(answers[0] if len(answers) == 1 else answers)
-    elif parsable:
-        click.echo("".join(f"{task}\n" for task in ids), nl=False)
-    else:
-        _print(answers, ids)
+    with _announced(ids):
+        if as_json:
+            print_json(answers[0] if len(answers) == 1 else answers)
+        elif parsable:
+            click.echo("".join(f"{task}\n" for task in ids), nl=False)
+        else:
+            _print(answers, ids)
+    return wait_for(ids) if wait and ids else None
+
+
+@contextlib.contextmanager
+def _announced(ids: list[int]) -> Iterator[None]:
+    """Names the submitted tasks on stderr if standard output is closed or cannot be written."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        if not ids or isinstance(error, BrokenPipeError):
+            raise
+        raise CarmaError(
+            f"submitted {tasks_text(ids)}, but standard output cannot be written: {error.strerror}"
+        ) from error
     if ids and is_closed(sys.stdout):
         complain(f"submitted {tasks_text(ids)}, but standard output is closed")
-    return wait_for(ids) if wait and ids else None
 
 
 def send(made: list[SubmitRequest]) -> list[SubmitAnswer]:

@@ -216,6 +216,26 @@ def test_a_closed_stdout_causes_no_message_except_for_a_submission(daemon: FakeD
     assert "submitted task 1" in done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_under_stdout_is_one_message_without_a_traceback(daemon: FakeDaemon) -> None:
+    daemon.tasks = {1: finished(1)}
+    for words in (["submit", "--", "true"], ["submit", "--parsable", "--", "true"], ["history"], ["--help"]):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "carma", *words],
+                env=environment(daemon.home),
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
+        assert done.returncode == 1
+        assert done.stderr.startswith("carma: ")
+        assert len(done.stderr.splitlines()) == 1
+        assert ("submitted task" in done.stderr) == (words[0] == "submit")
+
+
 def test_characters_that_stdout_has_not_are_replaced(daemon: FakeDaemon) -> None:
     daemon.tasks = {1: task_view(1, name="größe-🙂")}
     table = carma(daemon.home, "queue", PYTHONIOENCODING="ascii")
