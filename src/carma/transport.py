@@ -13,9 +13,10 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from os import PathLike, fspath, geteuid
+from os import PathLike, environ, fspath, geteuid
 from typing import NoReturn
 
+from carma import paths
 from carma.errors import CarmaError, NotAllowed, Unreachable
 from carma.procfs import process
 
@@ -201,7 +202,7 @@ class Link:
             why = "no process listens on it"
         else:
             why = error.strerror or str(error)
-        raise Unreachable(f"no daemon on {self._path}: {why}", "start one with `carma up`") from error
+        raise Unreachable(f"no daemon on {self._path}: {why}", _start_hint(self._path)) from error
 
     def _read_head(self) -> Reply:
         lines = self._take_until(b"\r\n\r\n").decode("latin-1").split("\r\n")
@@ -255,6 +256,18 @@ def has_listener(path: str | PathLike[str]) -> bool:
         except OSError:
             return True
     return True
+
+
+def _start_hint(path: str) -> str:
+    """What to do without a daemon on this socket. A dead daemon of the user's own may hide the server's daemon."""
+    system = fspath(paths.SYSTEM_SOCKET)
+    if path == system and geteuid() == 0:
+        return "start it with `systemctl start carma` if it is a service, otherwise with `carma up`"
+    if path == system:
+        return "ask an administrator to start it (`systemctl start carma`), or start your own with `carma up`"
+    if geteuid() != 0 and not environ.get("CARMA_HOME") and has_listener(system):
+        return f"a daemon for all users listens on {system}: remove {path} to use it, or start yours with `carma up`"
+    return "start one with `carma up`"
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:

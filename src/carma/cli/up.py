@@ -8,15 +8,18 @@ import threading
 from pathlib import Path
 
 import click
+import msgspec
 
 from carma.cli.connection import connect
+from carma.cli.error_output import note
 from carma.cli.option_types import SIZE, Parsed, read_pairs, whole
 from carma.cli.parsers import parse_factor
 from carma.cli.verb import verb
-from carma.config.load import FLAGS
+from carma.config.load import FLAGS, load_settings
 from carma.core.model.units import show_count, show_mib
 from carma.errors import Usage
-from carma.paths import find_paths
+from carma.paths import SYSTEM_SOCKET, find_paths
+from carma.transport import has_listener
 
 EXAMPLES = """
 carma up                                      this machine's GPUs, in the foreground
@@ -52,15 +55,20 @@ def command(
     **named: object,
 ) -> int:
     """Start the daemon on this machine's GPUs, or on virtual GPUs."""
-    if print_unit:
-        from carma.daemon.startup import systemd_unit
-
-        click.echo(systemd_unit.text(user=user), nl=False)
-        return 0
     options = {setting: named[flag.removeprefix("--").replace("-", "_")] for setting, flag in FLAGS.items()}
-    flags = {**pairs, **{setting: value for setting, value in options.items() if value is not None}}
+    given = {setting: value for setting, value in options.items() if value is not None}
     if file is not None and not file.is_file():
         raise Usage(f"there is no settings file {file}", "give the path of a TOML file, or leave out --config")
+    flags = {**pairs, **given}
+    _check_virtual(flags, file)
+    if print_unit:
+        if detach or new_database:
+            raise Usage("--print-unit excludes --detach and --new-database", "leave out these flags: systemd starts it")
+        _print_unit(user, flags, file)
+        return 0
+    if user:
+        hint = "leave it out, or write: carma up --print-unit --user"
+        raise Usage("--user selects the unit that --print-unit prints; it does not start a daemon", hint)
     from carma.daemon import main
 
     if not detach:
@@ -69,6 +77,29 @@ def command(
     code = main.run(flags, config=file, detach=True, new_database=new_database)
     _greet(detached=True)
     return code
+
+
+def _check_virtual(flags: dict[str, object], file: Path | None) -> None:
+    """Raises for a wrong setting, and for a flag of virtual GPUs without virtual GPUs."""
+    paths = find_paths(os.environ)
+    paths = paths if file is None else msgspec.structs.replace(paths, config_file=file)
+    if load_settings(paths, os.environ, flags).settings.virtual.gpus:
+        return
+    for setting in ("virtual.speed", "virtual.gpu_memory_mib"):
+        if setting in flags:
+            raise Usage(
+                f"{FLAGS.get(setting, setting)} applies to virtual GPUs only, and this daemon has none",
+                "add for example --virtual-gpus 2, or leave the flag out",
+            )
+
+
+def _print_unit(user: bool, flags: dict[str, object], file: Path | None) -> None:
+    """The unit starts the daemon with the same flags."""
+    from carma.daemon.startup import systemd_unit
+
+    words = [f"{FLAGS[name]}={value}" if name in FLAGS else f"--set={name}={value}" for name, value in flags.items()]
+    words += [] if file is None else [f"--config={file.absolute()}"]
+    click.echo(systemd_unit.text(user=user, arguments=words), nl=False)
 
 
 def _kind(name: str, memory_mib: int) -> str:
@@ -97,3 +128,8 @@ def _greet(detached: bool) -> None:
     ]
     click.echo("\n".join(line for line in lines if line))
     sys.stdout.flush()
+    if paths.socket != SYSTEM_SOCKET and any(gpu.kind != "virtual" for gpu in gpus) and has_listener(SYSTEM_SOCKET):
+        note(
+            f"a daemon for all users manages the same GPUs ({SYSTEM_SOCKET}). The two daemons do not know of each "
+            "other's bookings; `carma down` stops yours"
+        )

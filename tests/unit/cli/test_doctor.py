@@ -444,6 +444,19 @@ def test_carma_up_prints_the_limitations_that_the_daemon_reports(
     assert len(limits) == (3 if complete else 4)
 
 
+def test_carma_up_names_a_daemon_for_all_users_that_manages_the_same_gpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_everything(monkeypatch)
+    with FakeDaemon() as daemon, FakeDaemon() as server:
+        monkeypatch.setenv("CARMA_HOME", str(daemon.home))
+        monkeypatch.setattr(up, "SYSTEM_SOCKET", server.home / "carma.sock")
+        for kind, is_named in (("card", True), ("virtual", False)):
+            daemon.answers["gpus"] = [gpu_view(0, kind=kind)]
+            up._greet(detached=True)
+            assert (str(server.home) in capsys.readouterr().err) is is_named
+
+
 def test_a_finding_of_several_lines_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("carma.cli.doctor.run_all", lambda: [Finding("settings", "bad", "one\ntwo", "do this")])

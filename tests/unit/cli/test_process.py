@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -297,6 +298,24 @@ def test_a_unit_can_be_printed_without_a_daemon(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_unit_starts_the_daemon_with_the_given_flags(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CARMA_HOME", str(tmp_path))
+    (tmp_path / "a b.toml").touch()
+    flags = ["--virtual-gpus", "2", "--policy", "lug", "--set", "gate.sm_active=0.7"]
+    assert main(["up", "--print-unit", "--user", *flags, "--config", str(tmp_path / "a b.toml")]) == 0
+    (start,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("ExecStart="))
+    words = shlex.split(start.removeprefix("ExecStart="))
+    assert words[1] == "up"
+    assert set(words[2:]) == {
+        "--virtual-gpus=2",
+        "--policy=lug",
+        "--set=gate.sm_active=0.7",
+        f"--config={tmp_path}/a b.toml",
+    }
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -305,6 +324,11 @@ def test_a_unit_can_be_printed_without_a_daemon(
         (["--config", "/nowhere.toml"], "no settings file"),
         (["--virtual-gpus", "0"], "virtual-gpus"),
         (["--gpu-memory", "much"], "is not a size"),
+        (["--user"], "--print-unit"),
+        (["--print-unit", "--detach"], "--detach"),
+        (["--print-unit", "--set", "gate.sm_activ=1"], "gate.sm_active"),
+        (["--speed", "2"], "--speed"),
+        (["--gpu-memory", "40GiB"], "--gpu-memory"),
     ],
 )
 def test_wrong_flags_of_up_are_usage_errors(

@@ -1,8 +1,10 @@
-"""Following and waiting while the daemon is restarted: it goes on where it was, and nothing is printed twice."""
+"""Following and waiting while the daemon is restarted, and messages without a daemon."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,9 +12,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from carma.cli import carma
+from carma.cli.checks import run_all
+from carma.client import Client
 from carma.errors import Unreachable
 from carma.wire.routes import Route
-from tests.unit.cli.scripted_daemon import SERVER, FakeDaemon, finished, running
+from tests.unit.cli.scripted_daemon import SERVER, FakeDaemon, finished, running, stale_socket
+from tests.unit.cli.test_doctor import Machine
 
 
 class Restarted(FakeDaemon):
@@ -97,3 +102,34 @@ def test_the_last_lines_of_nothing_are_nothing(daemon: Restarted) -> None:
     daemon.output["stdout"] = b""
     result = call("logs", "-n", "0", "1")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_a_dead_daemon_of_the_user_hides_the_daemon_for_all_users_and_both_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1001)
+    monkeypatch.setattr("carma.transport.geteuid", lambda: 1001)
+    monkeypatch.delenv("CARMA_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "carma").mkdir()
+    stale_socket(tmp_path / "carma" / "carma.sock")
+    with FakeDaemon() as server:
+        system = server.home / "carma.sock"
+        monkeypatch.setattr("carma.paths.SYSTEM_SOCKET", system)
+        result = CliRunner().invoke(carma, ["queue"])
+        assert result.exit_code == 3
+        (found,) = (finding for finding in run_all(Machine()) if finding.check == "daemon")
+    for text in (result.stderr, found.text + found.hint):
+        assert str(tmp_path / "carma" / "carma.sock") in text
+        assert str(system) in text
+
+
+def test_the_daemon_for_all_users_is_started_by_systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("carma.paths.SYSTEM_SOCKET", tmp_path / "carma.sock")
+    for uid, who in ((1001, "administrator"), (0, "carma up")):
+        monkeypatch.setattr("carma.transport.geteuid", lambda uid=uid: uid)
+        with Client(tmp_path / "carma.sock") as client, pytest.raises(Unreachable) as caught:
+            client.server()
+        assert "systemctl start carma" in caught.value.hint
+        assert who in caught.value.hint

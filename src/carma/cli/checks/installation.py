@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from carma import __version__
-from carma.cli.checks.doctor_facts import DoctorFacts, Finding
+from carma.cli.checks.doctor_facts import DoctorFacts, Finding, Verdict
 from carma.cli.config import check_names, value_text
 from carma.cli.connection import ask
 from carma.client import Client
@@ -83,9 +83,8 @@ def daemon(facts: DoctorFacts) -> Finding:
     try:
         server = ask(Client.server, TIMEOUT_S)
     except Unreachable as error:
-        if has_listener(find_socket(os.environ)):
-            return Finding("daemon", "bad", str(error), error.hint)
-        return Finding("daemon", "warn", str(error), "start one: carma up")
+        verdict: Verdict = "bad" if has_listener(find_socket(os.environ)) else "warn"
+        return Finding("daemon", verdict, str(error), error.hint)
     text = (
         f"version {server.version}, pid {server.pid}, policy {server.policy}, "
         f"sharing {server.mechanism or 'unknown'}, {show_count(server.gpus, 'GPU')}, "

@@ -4,13 +4,15 @@ nothing is installed here."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 
-def text(*, user: bool, program: Path | None = None) -> str:
-    """The unit for the whole server (run by root), or for one user."""
+def text(*, user: bool, program: Path | None = None, arguments: Sequence[str] = ()) -> str:
+    """The unit for the whole server (run by root), or for one user. `arguments` are those of `carma up`."""
     template = Path(__file__).with_name("user.service" if user else "system.service").read_text()
-    return template.format(command=_quoted(program or _program()))
+    words = (str(program or _program()), "up", *arguments)
+    return template.format(command=" ".join(_quoted(word) for word in words))
 
 
 def _program() -> Path:
@@ -18,7 +20,8 @@ def _program() -> Path:
     return Path(sys.executable).parent / "carma"
 
 
-def _quoted(program: Path) -> str:
-    """As systemd reads a command line: `%` starts a specifier, a space ends a word."""
-    escaped = str(program).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    return f'"{escaped}"' if any(character.isspace() for character in escaped) else escaped
+def _quoted(word: str) -> str:
+    """As systemd reads a command line: `%` starts a specifier, `$` a variable, a space ends a word."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    needs_quotes = any(character.isspace() or character in "'\";" for character in escaped)
+    return f'"{escaped}"' if needs_quotes else escaped
