@@ -21,6 +21,7 @@ from carma.wire.api_types import TaskView
 _SHORTER = (  # the beginning of a reason must say the most: a narrow column shows nothing else
     (re.compile(r"^(GPU \d+): is "), r"\1 is "),
     (re.compile(r"^needs (\d+) GPUs, (\d+) could take it now; "), r"\2 of \1 GPUs can take it; "),
+    (re.compile(r": it has no time limit \(--time\)$"), ""),
 )
 
 

@@ -8,7 +8,7 @@ from carma.core.model.events import GpuDrained, TaskPlaced
 from carma.core.model.settings import Gate, PlacementRules, QueueRules, Rules, WarmUp
 from carma.core.model.values import GpuId, TaskId
 from carma.core.scheduling.eligibility import ask_of
-from carma.core.scheduling.explanation import waiting
+from carma.core.scheduling.explanation import explain, waiting
 from carma.core.scheduling.reservation import reserve
 from carma.core.scheduling.snapshot import views
 from carma.core.scheduling.verdicts import candidate_of
@@ -28,6 +28,49 @@ def test_the_reserved_start_is_computed_and_shown() -> None:
     assert started is not None
     assert why.reserved_start_at == started + 100.0
     assert why.sentence == "needs 19.5 GiB; most free is 10.2 GiB on GPU 0; should start in 01:18"
+
+
+def test_a_start_that_rests_on_the_assumed_run_time_says_so() -> None:
+    world = World(1, rules=BARE)
+    world.run(30_000)
+    head, small = world.submit(39_000), world.submit(9_000)
+    world.settle()
+    assumption = "if task 1 takes 01:00:00: it has no time limit (--time)"
+    for reason in (world.why(head).sentence, explain(world.state, head, world.now).reason):
+        assert reason.endswith(f"; should start in about 59:38, {assumption}")
+    assert world.why(head).reserved_start_at is None, "an assumption is not a known time"
+    refusal = world.refusal(small, 0)
+    assert refusal is not None
+    assert refusal.sentence == f"is reserved for task 2, which should start in about 59:38, {assumption}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "late"),
+    [
+        ({}, "task 1 has run longer than the assumed 01:00:00 and has no time limit (--time)"),
+        ({"runtime_s": 600.0}, "task 1 has run longer than estimated"),
+    ],
+)
+def test_no_start_is_named_once_the_expected_time_is_over(spec: dict[str, float], late: str) -> None:
+    world = World(1, rules=BARE)
+    world.run(30_000, **spec)  # type: ignore[arg-type]
+    head = world.submit(20_000)
+    world.wait(4.5 * 3600, every_s=600.0)
+    world.settle()
+    why = world.why(head)
+    assert why.sentence.endswith(f"; has no known start: {late}")
+    assert why.reserved_start_at is None
+    assert explain(world.state, head, world.now).reason.endswith(late)
+
+
+def test_a_start_is_known_when_a_time_limit_or_a_shorter_task_decides_it() -> None:
+    world = World(2, rules=BARE)
+    world.run(30_000)
+    world.run(30_000, time_limit_s=600.0, runtime_s=60.0)
+    head = world.submit(20_000)
+    started_at = world.task(TaskId(2)).attempts[-1].started_at
+    assert started_at is not None
+    assert world.why(head).reserved_start_at == started_at + 60.0
 
 
 def test_a_gang_starts_when_the_last_of_its_gpus_is_free() -> None:

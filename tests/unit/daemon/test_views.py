@@ -165,7 +165,7 @@ def test_a_running_task_has_its_gpus_booking_and_what_was_seen() -> None:
 def test_a_waiting_task_says_how_much_it_needs_and_how_much_there_is() -> None:
     world = World(2)
     for _ in range(2):
-        world.submit(30_000)
+        world.submit(30_000, time_limit_s=600.0)
         world.settle()
     world.start()
     world.wait(60)

@@ -21,7 +21,7 @@ class Waiting(Record, frozen=True):
 
     code: str
     sentence: str
-    reserved_start_at: float | None = None
+    reserved_start_at: float | None = None  # None also where the start rests on an assumption
 
 
 def ask_of(task: Task, state: State, at: float = 0.0) -> Ask:

@@ -18,6 +18,7 @@ from carma.core.scheduling.eligibility import Waiting, ask_of, why_not_eligible
 from carma.core.scheduling.placement import choose
 from carma.core.scheduling.queue_order import overtaking, queued_ids, tasks_before
 from carma.core.scheduling.reasons import Choice, conclude, short_sentence
+from carma.core.scheduling.reservation import Reservation
 from carma.core.scheduling.scheduling_pass import SchedulingPass
 from carma.core.state import SERVER, State
 
@@ -61,12 +62,11 @@ def _reasons_in_queue(state: State, now: float, ids: set[TaskId]) -> dict[TaskId
     first: TaskId | None = None  # that cannot start
     for task in scheduling.tasks():
         choice = scheduling.consider(task)
-        start_at = None
-        reservation = scheduling.reservation
-        if reservation is not None and reservation.ask.task == task.id:
-            first, start_at = task.id, reservation.start_at
+        reservation = scheduling.reservation_of(task.id)
+        if reservation is not None:
+            first = task.id
         if task.id in ids:
-            found[task.id] = _waiting(choice, start_at, now, _remarks(state, task.id, now, order))
+            found[task.id] = _waiting(choice, reservation, now, _remarks(state, task.id, now, order))
     drained = _drained(state)
     for place, task_id in enumerate(queued_ids(state, now)):
         if task_id in ids and task_id not in found:
@@ -77,14 +77,15 @@ def _reasons_in_queue(state: State, now: float, ids: set[TaskId]) -> dict[TaskId
     return found
 
 
-def _waiting(choice: Choice, start_at: float | None, now: float, remarks: str) -> Waiting:
+def _waiting(choice: Choice, reservation: Reservation | None, now: float, remarks: str) -> Waiting:
     code, sentence = short_sentence(choice)
     if choice.chosen:
         return Waiting("Starting", sentence)
     sentence = f"{sentence}; {remarks}" if remarks else sentence
-    if start_at is None:
+    if reservation is None or reservation.start_at is None:
         return Waiting(code, sentence)
-    return Waiting(code, f"{sentence}; should start in {show_s(start_at - now)}", start_at)
+    known_at = reservation.start_at if reservation.doubtful is None else None
+    return Waiting(code, f"{sentence}; {reservation.start_phrase(now)}", known_at)
 
 
 def _remarks(state: State, task_id: TaskId, now: float, order: Mapping[TaskId, str]) -> str:
@@ -107,10 +108,12 @@ def explain(state: State, task_id: TaskId, now: float) -> Decision:
         choice = scheduling.consider(other)
         if other.id == task_id:
             decision = conclude(choice, state.policy.name, now)
-            remarks = _remarks(state, task_id, now, overtaking(state, now))
-            if not remarks or decision.placement is not None:
+            if decision.placement is not None:
                 return decision
-            return replace(decision, reason=f"{decision.reason}; {remarks}")
+            remarks = _remarks(state, task_id, now, overtaking(state, now))
+            reservation = scheduling.reservation_of(task_id)
+            start = "" if reservation is None or reservation.doubtful is None else reservation.start_phrase(now)
+            return replace(decision, reason="; ".join(part for part in (decision.reason, remarks, start) if part))
     return _not_considered(scheduling, task, waiting(state, now, [task_id])[task_id])
 
 

@@ -25,6 +25,11 @@ class Progress(Record, frozen=True):
         return self.done_s + self.rate * max(0.0, now - self.at)
 
 
+# Why the expected end of a task is no fact: it rests on `queue.assumed_runtime_s`, that time is over, or the estimated
+# run time is over.
+EndDoubt = Literal["assumed", "assumed_over", "estimate_over"]
+
+
 class Holder(Record, frozen=True, kw_only=True):
     """An attempt on the GPU. `warming` is a phrase until it has settled ("has held memory for 4 s"), then None. Until
     then its demand is booked, not observed."""
@@ -38,6 +43,7 @@ class Holder(Record, frozen=True, kw_only=True):
     settles_at: float | None = None  # expected; None once it has settled
     closes: bool = False  # whether it keeps the GPU closed until it has settled
     ends_at: float  # expected
+    end_doubt: EndDoubt | None = None  # None: by its time limit, its estimated run time, or a request to leave
     demand: Demand | None = None  # of the task alone; None: unknown
     progress: Progress | None = None  # None: it has not started
     other_gpus: tuple[OtherGpu, ...] = ()  # only for policies that define `objection`

@@ -8,7 +8,7 @@ could ever hold it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -26,14 +26,33 @@ class Reservation(Record, frozen=True, kw_only=True):
     gpus: frozenset[GpuId]
     start_at: float | None  # None: no GPU can be named (drained, lost, ...)
     degree: int  # 1: not delayed, 2: its GPUs kept, 3: every GPU that could hold it kept
+    doubtful: Holder | None = None  # a task whose end decides the start and is not certain
+    assumed_s: float = 0.0  # `queue.assumed_runtime_s`
 
     def reason(self, now: float) -> Reason:
         """Why other tasks do not get its GPUs."""
-        return Reason("Reserved", _reserved, (self.ask.task, max(0.0, (self.start_at or now) - now)))
+        return Reason("Reserved", _reserved, (self.ask.task, self, now))
+
+    def start_phrase(self, now: float) -> str:
+        """When the task should start, and on which assumption."""
+        wait_s = show_s(max(0.0, (self.start_at or now) - now))
+        if self.doubtful is None:
+            return f"should start in {wait_s}"
+        task, assumed_s = self.doubtful.key.task, show_s(self.assumed_s)
+        match self.doubtful.end_doubt:
+            case "assumed":
+                return (
+                    f"should start in about {wait_s}, if task {task} takes {assumed_s}: it has no time limit (--time)"
+                )
+            case "assumed_over":
+                late = f"task {task} has run longer than the assumed {assumed_s} and has no time limit (--time)"
+            case _:
+                late = f"task {task} has run longer than estimated"
+        return f"has no known start: {late}"
 
 
-def _reserved(task: TaskId, wait_s: float) -> str:
-    return f"is reserved for task {task}, which should start in {show_s(wait_s)}"
+def _reserved(task: TaskId, reservation: Reservation, now: float) -> str:
+    return f"is reserved for task {task}, which {reservation.start_phrase(now)}"
 
 
 def reserve(
@@ -50,7 +69,26 @@ def reserve(
         return Reservation(ask=ask, gpus=frozenset(), start_at=None, degree=degree)
     chosen = times[: ask.gpus] if degree < 3 else times
     kept = frozenset(gpu for _, _, gpu in chosen)
-    return Reservation(ask=ask, gpus=kept, start_at=times[ask.gpus - 1][0], degree=degree)
+    return Reservation(
+        ask=ask,
+        gpus=kept,
+        start_at=times[ask.gpus - 1][0],
+        degree=degree,
+        doubtful=_doubtful(candidates, {gpu: at for at, _, gpu in times[: ask.gpus]}),
+        assumed_s=rules.queue.assumed_runtime_s,
+    )
+
+
+def _doubtful(candidates: Sequence[Candidate], free: Mapping[GpuId, float]) -> Holder | None:
+    """The least certain of the tasks that are expected to leave before the GPUs are free, the last of them."""
+    leaving = [
+        holder
+        for one in candidates
+        if one.view.gpu.id in free
+        for holder in one.view.holders
+        if holder.end_doubt is not None and holder.ends_at <= free[one.view.gpu.id]
+    ]
+    return max(leaving, key=lambda holder: (holder.end_doubt != "assumed", holder.ends_at), default=None)
 
 
 def free_at(ask: Ask, candidate: Candidate, rules: Rules, policy: Policy, now: float) -> float | None:

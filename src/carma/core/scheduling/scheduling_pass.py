@@ -27,7 +27,7 @@ from carma.core.scheduling.policy import Policy, as_of
 from carma.core.scheduling.queue_order import queued_tasks
 from carma.core.scheduling.reasons import Choice, conclude
 from carma.core.scheduling.reservation import Reservation, free_at, in_the_way, reserve, spare_mib
-from carma.core.scheduling.snapshot import expected_runtime_s, not_begun
+from carma.core.scheduling.snapshot import end_doubt, expected_runtime_s, not_begun
 from carma.core.scheduling.verdict_cache import VerdictCache
 from carma.core.scheduling.verdicts import Candidate, Requirement, candidate_of, requirement_of
 from carma.core.state import State
@@ -86,7 +86,9 @@ class SchedulingPass(Eligibility):
             return replace(known, ask=ask)
         choice = self._choose(ask, runtime_s)
         if choice.chosen:
-            self._apply(choice, runtime_s)
+            self._apply(
+                choice, replace(newcomer(ask, runtime_s, self.state.rules, self.now), end_doubt=end_doubt(task))
+            )
             self.has_started(task, ask)
         else:
             self._refused[same] = choice
@@ -121,6 +123,11 @@ class SchedulingPass(Eligibility):
                 self._count_spare(self.candidates[self._place[gpu]].view)
         return self._reservation
 
+    def reservation_of(self, task: TaskId) -> Reservation | None:
+        """The reservation, if it is that task's."""
+        reservation = self.reservation
+        return reservation if reservation is not None and reservation.ask.task == task else None
+
     def _count_spare(self, view: GpuView) -> None:
         if self._reservation is not None and view.gpu.id in self._reservation.gpus:
             self._spare_mib[view.gpu.id] = spare_mib(self._reservation, view, self.state.rules, self.state.policy)
@@ -144,9 +151,8 @@ class SchedulingPass(Eligibility):
 
         return kept_for
 
-    def _apply(self, choice: Choice, runtime_s: float) -> None:
+    def _apply(self, choice: Choice, holder: Holder) -> None:
         rules, policy = self.state.rules, self.state.policy
-        holder = newcomer(choice.ask, runtime_s, rules, self.now)
         joined: list[GpuView] = []
         for gpu in choice.chosen:
             view = self.candidates[self._place[gpu]].view

@@ -15,7 +15,7 @@ from carma.core.model.task import Task
 from carma.core.model.units import show_s
 from carma.core.model.values import AttemptKey, Booking, Confinement, Gpu, GpuId, GpuSample, ProcessUse
 from carma.core.scheduling.decision import RECOVERY, UNKNOWN
-from carma.core.scheduling.gpu_view import MAX_JOINT_GPUS, GpuView, Holder, OtherGpu, Progress, room_mib
+from carma.core.scheduling.gpu_view import MAX_JOINT_GPUS, EndDoubt, GpuView, Holder, OtherGpu, Progress, room_mib
 from carma.core.state import EARLY_S, SERVER, State
 from carma.core.telemetry.measurements import HIDDEN_MIB, AttemptOnGpu, Live, Track
 from carma.core.telemetry.pace import belief
@@ -120,6 +120,7 @@ def _holder(state: State, gpu: Gpu, live: Live, key: AttemptKey, now: float) -> 
     seen = track.on.get(gpu.id) if track is not None else None
     warm_up = warming_up(seen, task, state.rules, now)
     bounded = memory_is_bounded(placement.booking, task.attempts[-1].confinement)
+    ends_at, end_doubt = expected_end(task, track, state.rules, now)
     return Holder(
         key=key,
         booking_mib=placement.booking.memory_mib,
@@ -129,7 +130,8 @@ def _holder(state: State, gpu: Gpu, live: Live, key: AttemptKey, now: float) -> 
         warming=warm_up.phrase if warm_up is not None else None,
         settles_at=warm_up.until if warm_up is not None else None,
         closes=warm_up is not None and not bounded,
-        ends_at=expected_end(task, track, state.rules, now),
+        ends_at=ends_at,
+        end_doubt=end_doubt,
         demand=belief(task, seen),
         progress=_progress(task, track, gpu.id, live.activity_ratio),
         other_gpus=_beside(state, key, gpu.id),
@@ -253,16 +255,22 @@ def _should_end(task: Task, track: Track | None, rules: Rules) -> float:
     return start + expected_runtime_s(task, rules)
 
 
-def expected_end(task: Task, track: Track | None, rules: Rules, now: float) -> float:
+def expected_end(task: Task, track: Track | None, rules: Rules, now: float) -> tuple[float, EndDoubt | None]:
     """At most at the time limit; a task that overran its expected end gets half its run time more."""
     attempt = task.attempts[-1]
     start = attempt.started_at if attempt.started_at is not None else attempt.placed_at
-    end = _should_end(task, track, rules)
+    end, doubt = _should_end(task, track, rules), end_doubt(task)
     if end <= now:
         end = now + max(1.0, 0.5 * (now - start))
-    if task.spec.time_limit_s is not None:
-        end = min(end, start + task.spec.time_limit_s)
-    return max(min(end, _leaves_at(task)), now)
+        doubt = "estimate_over" if doubt is None else "assumed_over"
+    certain = min(inf if task.spec.time_limit_s is None else start + task.spec.time_limit_s, _leaves_at(task))
+    return (max(certain, now), None) if certain <= end else (end, doubt)
+
+
+def end_doubt(task: Task) -> EndDoubt | None:
+    """Of a task that starts now."""
+    known = task.spec.time_limit_s is not None or (task.estimate is not None and task.estimate.runtime_s is not None)
+    return None if known else "assumed"
 
 
 def _leaves_at(task: Task) -> float:
