@@ -1,10 +1,11 @@
-"""A daemon whose disk is full: tasks can still be stopped when it ends."""
+"""A daemon whose disk is full: running tasks can still be stopped, by their users and when it ends."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,28 @@ def fill(path: Path) -> None:
             file.write(bytes(4096))
 
 
+def test_a_user_stops_a_running_task_and_the_stop_is_recorded_when_there_is_room(small: Path) -> None:
+    daemon = Daemon(small, gpus=1)
+    try:
+        daemon.start()
+        running = daemon.submit("sleep", "600")
+        pid = daemon.until_state(running, "running").attempts[-1].pid
+        assert pid is not None
+        waiting = daemon.submit("sleep", "600", begin_at=time.time() + 86_400.0)
+        fill(small / "fill")
+        with pytest.raises(StoreError):
+            daemon.client.cancel(waiting)
+        assert "this is recorded later" in daemon.client.cancel(running).note
+        until(lambda: not Path(f"/proc/{pid}").exists(), "the task has ended")
+        assert daemon.client.task(running).state == "running", "its end cannot be stored either"
+        (small / "fill").unlink()
+        view = daemon.wait(running)
+        assert view.outcome is not None
+        assert view.outcome["kind"] == "cancelled"
+    finally:
+        daemon.clean()
+
+
 def test_running_tasks_are_stopped_with_the_daemon_also_when_nothing_can_be_stored(small: Path) -> None:
     daemon = Daemon(small, gpus=1)
     try:
@@ -43,8 +66,6 @@ def test_running_tasks_are_stopped_with_the_daemon_also_when_nothing_can_be_stor
         pid = daemon.until_state(task, "running").attempts[-1].pid
         assert pid is not None
         fill(small / "fill")
-        with pytest.raises(StoreError):
-            daemon.client.cancel(task)
         daemon.client.shutdown(cancel_running=True)
         assert daemon.process is not None
         daemon.process.wait(180)

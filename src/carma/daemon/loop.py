@@ -16,6 +16,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from msgspec.structs import replace
+
 from carma.core.model.commands import StopAttempt
 from carma.core.model.events import Durable, GpusFound, GpusSampled, MemorySampled, StopRequested, Ticked
 from carma.core.model.outcome import Cancelled
@@ -56,6 +58,7 @@ class Loop:
         self._strays: set[tuple[AttemptKey, GpuId]] = set()
         self._errors = ErrorLog()
         self._faults = FaultLog()
+        self._late_stops: dict[AttemptKey, StopRequested] = {}  # carried out and not stored yet
 
     async def run(self) -> None:
         """Until cancelled, or until the writer cannot go on."""
@@ -165,6 +168,7 @@ class Loop:
         if not keys:
             return ()
         executor.kill_overdue()  # first: the rest fails on a full disk
+        await self._carry_out_unstored_stops()
         asked_s = time.monotonic()
         found = await executor.call_launcher(lambda: executor.launcher.poll(keys))
         if finder.events_of(shell.state, found, shell.clock.now()):
@@ -175,6 +179,23 @@ class Loop:
             await shell.change(lambda state: finder.called_off(state, unknown, shell.clock.now()))
         executor.launch_again([key for key in idle if shell.state.active.get(key.task) == key])
         return idle
+
+    async def _carry_out_unstored_stops(self) -> None:
+        """The one change that takes effect before it is stored: a user's stop of a running task, which may be what
+        fills the disk. It is stored before the end of its attempt, so that the task counts as cancelled; if the daemon
+        is killed before that, it counts as failed by the signal."""
+        unstored = self._shell.unstored_stops
+        while unstored:
+            key, stop = unstored.popleft()
+            self._late_stops[key] = stop
+            self.executor.execute(StopAttempt(key, stop.grace_s, stop.signal), stop.at)
+        if self._late_stops:
+            await self._shell.change(self._events_of_late_stops)
+            self._late_stops.clear()
+
+    def _events_of_late_stops(self, state: State) -> list[Durable]:
+        active = [stop for key, stop in self._late_stops.items() if state.active.get(key.task) == key]
+        return [replace(stop, at=max(stop.at, state.now)) for stop in active if _not_ending(state, stop.task)]
 
     async def cancel_all(self) -> None:
         """`carma down --cancel`: stop what runs and wait until it has ended."""

@@ -18,9 +18,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from carma.config import LoadedSettings
-from carma.core.model.events import Durable, Transient
+from carma.core.model.events import Durable, StopRequested, Transient
 from carma.core.model.task import Task
-from carma.core.model.values import TaskId
+from carma.core.model.values import AttemptKey, TaskId
 from carma.core.ports import Archive, Store
 from carma.core.state import State
 from carma.daemon.runtime import BackgroundThread, SteadyClock
@@ -109,6 +109,8 @@ class Shell:
         self.failure: CarmaError | None = None  # the error that ends the daemon; the state must not be saved then
         self.changes: deque[Change] = deque()
         self.transient: deque[Transient] = deque()
+        # Stops of running attempts that the store refused. The loop carries them out, and stores them when it can.
+        self.unstored_stops: deque[tuple[AttemptKey, StopRequested]] = deque()
         self.wake = asyncio.Event()  # the writer has something to do
         self._subscriptions: set[Subscription] = set()
         self._waiting: dict[asyncio.Future[bool], Predicate] = {}

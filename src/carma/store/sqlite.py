@@ -63,7 +63,7 @@ class SqliteStore(SqliteArchive):
     def _append(self, events: Sequence[Durable]) -> int:
         used: dict[str, SharedValue] = {}
         bodies = [codec.write_event(self._parts.pack(event, used)) for event in events]
-        with self._database.writing(f"store {len(events)} event{'s' * (len(events) > 1)} in") as connection:
+        with self._database.writing("save the change in") as connection:
             _store_parts(connection, used.values())
             rows = [
                 (self._sequence + place, event.at, task_of(event), body)

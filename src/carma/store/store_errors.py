@@ -16,7 +16,10 @@ FileIdentity = tuple[int, int]  # device and inode of a file
 
 FRESH = "`carma up --new-database` starts with an empty database and keeps the old files under another name."
 _KEEP = f"The file is unchanged. Restore a backup; or {FRESH}"
-_ROOM = "Free some space (or move CARMA_HOME to a larger disk) and try again; nothing was written partly."
+_ROOM = (
+    "Nothing was changed. Free some space on this disk and try again; an administrator can also move CARMA_HOME to a "
+    "larger disk."
+)
 _PERMIT = "Check the owner and the mode of the file and its directory; they must belong to the daemon's user."
 _BUSY = "Another program has it open for writing; close that program and try again."
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -26,7 +26,7 @@ from carma.daemon.http.request import ApiCall
 from carma.daemon.shell import no_such_task
 from carma.daemon.views.explanation import explain_entries
 from carma.daemon.views.story import booked
-from carma.errors import NotFound, Usage, WrongState
+from carma.errors import NotFound, StoreError, Usage, WrongState
 from carma.wire import api_types as t
 
 _SIGKILL = 9
@@ -108,9 +108,24 @@ class Actions(Handlers):
             ending = Cancelled(call.who.name, request.reason)
             return [e.StopRequested(now, task.id, ending, grace_s, request.signal)]
 
-        task = await self._change_task(call, decide)
+        stopping = f"task {call.task} is being stopped (signal {request.signal})"
+        try:
+            task = await self._change_task(call, decide)
+        except StoreError as error:
+            self._stop_unstored(call.task, decide, error)
+            return t.Done(note=f"{stopping}; this is recorded later: {error}")
         runs = isinstance(task.status, s.Starting | s.Running)
-        return t.Done(note=f"task {task.id} is {f'being stopped (signal {request.signal})' if runs else 'cancelled'}")
+        return t.Done(note=stopping if runs else f"task {task.id} is cancelled")
+
+    def _stop_unstored(self, task_id: TaskId, decide: Decide, error: StoreError) -> None:
+        """Hand the stop of a running task to the loop although it cannot be stored; otherwise raise `error`."""
+        shell = self.shell
+        task = shell.state.tasks.get(task_id)
+        if task is None or not isinstance(task.status, s.Running) or not shell.store.in_place():
+            raise error
+        for event in decide(shell.state, task, shell.clock.now()):
+            assert isinstance(event, e.StopRequested)
+            shell.unstored_stops.append((task.key, event))
 
     async def hold(self, call: ApiCall) -> t.Done:
         await self._set_held(call, held=True)
