@@ -18,7 +18,7 @@ from gpumemnet.cli.describe import command
 from gpumemnet.dataset import plots, schema
 from gpumemnet.dataset.config import encode
 from gpumemnet.dataset.describe import classes, coloured, describe, figure, sizes
-from gpumemnet.dataset.plots import LEAST_ACTIVE, densest, rank_correlation
+from gpumemnet.dataset.plots import MIN_CORRELATED, densest, rank_correlation
 from gpumemnet.dataset.schema import ACTIVITY, CONFIG_COLUMNS
 from gpumemnet.dataset.table import Table, read, write
 from gpumemnet.directories import PROBE
@@ -97,7 +97,7 @@ def test_sizes_are_of_each_row(table: Table) -> None:
 
 
 def test_correlation_is_of_ranks_and_unknown_where_nothing_changes() -> None:
-    rising = np.append(np.arange(1.0, LEAST_ACTIVE + 1), np.nan)
+    rising = np.append(np.arange(1.0, MIN_CORRELATED + 1), np.nan)
     assert rank_correlation(rising, rising**3) == pytest.approx(1.0)
     assert rank_correlation(rising, -rising) == pytest.approx(-1.0)
     assert np.isnan(rank_correlation(rising, np.ones(len(rising))))

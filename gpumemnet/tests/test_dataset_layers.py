@@ -39,7 +39,7 @@ for line in open(sys.argv[1]):
     describe.start()
     model(*inputs)
     print(json.dumps(report.facts["described"]))
-shapes.SHORT.clear()
+shapes.SHAPE_RULES.clear()
 for line in open(sys.argv[1]):
     print(layers.answer({**json.loads(line), "of": layers.rows.digest(line.encode())}).decode().strip())
 """

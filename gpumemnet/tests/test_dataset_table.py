@@ -113,30 +113,30 @@ def _set(**fields: Any) -> Change:
 @pytest.mark.parametrize(
     ("change", "column", "why"),
     [
-        (_set(footprint_mib=1.0), "footprint_mib", "less than what was reserved"),
-        (_set(reserved_mib=1.0), "reserved_mib", "less than what was allocated"),
+        (_set(footprint_mib=1.0), "footprint_mib", "less than reserved_mib"),
+        (_set(reserved_mib=1.0), "reserved_mib", "less than allocated_mib"),
         (_set(allocated_mib=0.0), "allocated_mib", "not above 0"),
-        (_set(requested_mib=9.0), "requested_mib", "more than what was allocated"),
-        (_set(context_mib=None), "context_mib", "it is missing"),
-        (_set(footprint_mib=float("inf")), "footprint_mib", "inf is no figure in MiB"),
-        (_set(footprint_mib=551026688.0), "footprint_mib", "no figure in MiB"),  # bytes
-        (_set(sm_active=50.0), "sm_active", "50.0 is no share between 0 and 1"),
+        (_set(requested_mib=9.0), "requested_mib", "more than allocated_mib"),
+        (_set(context_mib=None), "context_mib", "the value is missing"),
+        (_set(footprint_mib=float("inf")), "footprint_mib", "inf is not a size in MiB"),
+        (_set(footprint_mib=551026688.0), "footprint_mib", "not a size in MiB"),  # bytes
+        (_set(sm_active=50.0), "sm_active", "50.0 is not between 0 and 1"),
         (_set(step_ms=-1.0), "step_ms", "-1.0 is not possible"),
-        (_set(batch=5), "batch", "5.0 is not what the config says, 4"),
-        (_set(optimizer="adam"), "optimizer", "adam is not what the config says, momentum"),
-        (_set(input=[21]), "input", "not what the config says"),
-        (_set(id="mlp-2"), "id", "it is there twice"),
-        (_set(id="mlp-3"), "id", "mlp-3 is not what the config says, mlp-1"),
+        (_set(batch=5), "batch", "5.0 differs from the config, which has 4"),
+        (_set(optimizer="adam"), "optimizer", "adam differs from the config, which has momentum"),
+        (_set(input=[21]), "input", "differs from the config"),
+        (_set(id="mlp-2"), "id", "another row has the same id"),
+        (_set(id="mlp-3"), "id", "mlp-3 differs from the config, which has mlp-1"),
         (_set(config="{}"), "config", "missing required field"),
-        (_set(parameters=2059), "layer_parameters", "their sum is not the model's"),
-        (_set(tied_parameters=1), "layer_parameters", "their sum is not the model's"),
+        (_set(parameters=2059), "layer_parameters", "the sum is not parameters + tied_parameters"),
+        (_set(tied_parameters=1), "layer_parameters", "the sum is not parameters + tied_parameters"),
         (_set(edge_to=[1, 2, 3, 4]), "edge_to", "an edge from 2 to 4 is not possible with 4 layers"),
         (_set(edge_from=[1, 1, 0, 2]), "edge_to", "an edge from 1 to 1 is not possible"),
         (_set(layer_kind=[], layer_output=[], layer_input=[], layer_parameters=[], layer_attributes=[],
-              layer_inplace=[], edge_from=[], edge_to=[]), "layer_kind", "there is no layer"),
+              layer_inplace=[], edge_from=[], edge_to=[]), "layer_kind", "the run has no layers"),
     ],
 )  # fmt: skip
-def test_a_file_that_cannot_be_true_is_refused(
+def test_a_file_with_impossible_values_is_refused(
     folder: Path, tmp_path: Path, change: Change, column: str, why: str
 ) -> None:
     rows, heads = read_rows(folder / "mlp.parquet")
@@ -204,7 +204,7 @@ def test_a_file_is_left_as_it_was_where_the_new_one_would_be_wrong(folder: Path,
     rows, heads = read_rows(folder / "mlp.parquet")
     extend(path, rows, heads)
     before = path.read_bytes()
-    with pytest.raises(Usage, match="less than what was reserved"):
+    with pytest.raises(Usage, match="less than reserved_mib"):
         extend(path, [{**rows[0], "footprint_mib": 1.0}], heads)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["mlp.parquet"]

@@ -168,7 +168,7 @@ def test_another_gpu_is_a_warning_and_its_context_is_added(tmp_path: Path, folde
     assert other.upper_mib == own.upper_mib - 250
     assert other.parts_mib["context"] == own.parts_mib["context"] - 250
     assert other.gpu_model == "Tesla T4"
-    assert any("learned on NVIDIA H200" in warning and "-250 MiB" in warning for warning in other.warnings)
+    assert any("trained on data of NVIDIA H200" in warning and "-250 MiB" in warning for warning in other.warnings)
     assert not any("context that is counted" in warning for warning in other.warnings)
     assert not any("learned on" in warning for warning in own.warnings)
 
@@ -176,13 +176,15 @@ def test_another_gpu_is_a_warning_and_its_context_is_added(tmp_path: Path, folde
 def test_an_unmeasured_gpus_context_is_named_with_the_gpu_it_comes_from(folder: Path) -> None:
     for gpu in ("NVIDIA GeForce RTX 4090", "NVIDIA A100-SXM4-40GB"):
         other = answered(folder, tiny.perceptron(), gpu=gpu)
-        said = next(warning for warning in other.warnings if "learned on" in warning)
+        said = next(warning for warning in other.warnings if "trained on data of" in warning)
         assert "the context that is counted is that of NVIDIA H200" in said
         assert other.parts_mib["context"] == answered(folder, tiny.perceptron()).parts_mib["context"]
 
 
 def test_a_build_of_the_same_card_is_the_same_card(folder: Path) -> None:
-    assert not any("learned on" in each for each in answered(folder, tiny.perceptron(), gpu="NVIDIA H200 NVL").warnings)
+    assert not any(
+        "trained on data of" in each for each in answered(folder, tiny.perceptron(), gpu="NVIDIA H200 NVL").warnings
+    )
 
 
 def test_several_gpus_add_buckets_and_nccl(folder: Path) -> None:
@@ -230,7 +232,7 @@ def test_what_no_run_of_the_data_was_like_is_refused(folder: Path) -> None:
     assert several.reason.startswith("a step holds 3 calls of networks at once, or trains as many networks")
     double = served(folder).of(tiny.perceptron(dtype="float64"))
     assert isinstance(double, NoEstimate)
-    assert double.reason == "weights of the type float64 are in none of the runs it has learned from"
+    assert double.reason == "weights of the type float64 are not in its training data"
     assert isinstance(served(folder).of(tiny.perceptron(passes=1, dtype="bfloat16")), Estimate)
 
 

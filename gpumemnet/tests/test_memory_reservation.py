@@ -35,7 +35,7 @@ def test_a_run_that_does_not_fit_is_passed_by_smaller_ones_which_are_counted() -
 
 
 def test_a_run_that_was_passed_often_is_not_passed_again() -> None:
-    large, small = Run(90, passed=reservation.PASSES), Run(30)
+    large, small = Run(90, passed=reservation.MAX_TIMES_PASSED), Run(30)
     assert reservation.admit([large, small], 50) == []
     assert reservation.admit([large, small], 125) == [large, small]
 
@@ -101,7 +101,7 @@ def two_queues() -> reservation.Queues:
 
 
 def test_a_heavy_run_without_memory_does_not_block_light_ones() -> None:
-    heavy, light = Run(55_000, "heavy", passed=reservation.PASSES), Run(2_000, "light")
+    heavy, light = Run(55_000, "heavy", passed=reservation.MAX_TIMES_PASSED), Run(2_000, "light")
     assert two_queues().admit([heavy, light], 50_000, {"light": 1, "heavy": 1}) == [light]
 
 
@@ -173,7 +173,7 @@ def test_every_run_gets_memory_and_never_more_than_the_capacity(
     gpu.schedule()
     while gpu.running:
         assert sum(run.need_mib for run in gpu.running) <= capacity_mib
-        assert all(run.times_passed <= reservation.PASSES + gpu.standby for run in gpu.waiting)
+        assert all(run.times_passed <= reservation.MAX_TIMES_PASSED + gpu.standby for run in gpu.waiting)
         gpu.end(order[gpu.ended % len(order)])
         gpu.schedule()
     assert not gpu.waiting, "nothing runs, and some wait"
@@ -219,7 +219,7 @@ def test_a_reservation_is_the_rough_estimate_with_a_margin_until_runs_show_anoth
     assert margins.needed_mib(config("mlp")) == 11_500 + reservation.SLACK_MIB
 
 
-@pytest.mark.parametrize(("footprint", "margin"), [(100, reservation.LEAST), (90_000, reservation.MOST)])
+@pytest.mark.parametrize(("footprint", "margin"), [(100, reservation.MIN_MARGIN), (90_000, reservation.MAX_MARGIN)])
 def test_learned_margins_have_limits(footprint: int, margin: float) -> None:
     margins = reservation.Margins()
     for _ in range(reservation.LEARN_FROM):

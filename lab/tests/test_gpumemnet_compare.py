@@ -39,9 +39,9 @@ def test_each_estimator_is_summed_up_for_each_kind_of_network() -> None:
 
 
 def test_refusals_that_differ_in_their_numbers_are_of_one_kind() -> None:
-    batch = "the batch of {} lies outside what it has learned (1 to 16,384)"
+    batch = "the batch of {} is outside its training data (1 to 16,384)"
     rows = [
-        row("gpumemnet", None, family="b", refused=batch.format("65,536") + "; the input of 9 elements lies outside"),
+        row("gpumemnet", None, family="b", refused=batch.format("65,536") + "; the input of 9 elements is outside"),
         row("gpumemnet", None, family="a", refused=batch.format("20,000")),
         row("gpumemnet", None, refused="no model of transformers has been learned"),
         row("horus", None, refused=batch.format("7")),

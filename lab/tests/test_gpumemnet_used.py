@@ -1,4 +1,4 @@
-"""What an answer says of the bound where models that people use have been seen to keep to it less often."""
+"""The warning about the bound of a family whose measured models stayed below it less often than its level."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from carma.core.model.values import Estimate
 from carma.trial.layers.description import TrainingOptions
 from carma.trial.protocol import NoTrials
 from carma_lab.bench.memory.comparison_file import read as read_comparison
-from gpumemnet.serving import limits as used
+from gpumemnet.serving import limits
 from gpumemnet.serving.estimator import GpuMemNet
 from gpumemnet.serving.model_facts import SHIPPED, Kind
 from gpumemnet.summaries import read_text
@@ -51,27 +51,27 @@ def _said(text: str, sample: tuple[int, ...], kind: Kind = "mlp", models: Path =
 
 
 @pytest.mark.parametrize("kind", ["mlp", "transformer"])
-def test_of_a_transformer_it_is_said_how_many_kept_to_the_bound(kind: Kind) -> None:
+def test_an_estimate_of_a_transformer_warns_how_often_the_bound_held(kind: Kind) -> None:
     (said,) = (warning for warning in _said(WORDS, (128,), kind) if "people use" in warning)
     assert said.startswith(estimating.OF_BOUND)
-    assert "of 55 transformers that people use 49 kept to it (89 %)" in said
+    assert "it held for 49 of 55 transformers that people use (89 %), not for 99 %" in said
 
 
-def test_where_it_held_nothing_is_said() -> None:
+def test_a_family_whose_bound_held_has_no_warning() -> None:
     printed = "Net(\n  (a): Linear(in_features=784, out_features=2048, bias=True)\n  (b): ReLU()\n)\n"
     assert not any("people use" in warning for warning in _said(printed, (784,)))
 
 
-def test_of_models_of_ones_own_nothing_is_known(tmp_path: Path) -> None:
+def test_a_model_that_is_not_shipped_has_no_warning(tmp_path: Path) -> None:
     tiny.save(tmp_path, tiny.facts("transformer", "mlp"))
     assert not any("people use" in warning for warning in _said(WORDS, (128,), models=tmp_path))
 
 
-def test_the_counts_are_those_of_the_bench() -> None:
+def test_the_shipped_counts_equal_the_measured_ones() -> None:
     comparison = read_comparison(ROOT / "lab" / "results" / "gpumemnet" / "zoo.json")
-    assert comparison.level == used.LEVEL
+    assert comparison.level == limits.LEVEL
     for one in comparison.networks:
         family, estimator = one.name.split(": ")
         if estimator.startswith("gpumemnet"):
             assert one.bound_holds_share is not None
-            assert (round(one.bound_holds_share * one.answered), one.answered) == used.HELD[family]  # type: ignore[index]
+            assert (round(one.bound_holds_share * one.answered), one.answered) == limits.BOUND_HELD[family]  # type: ignore[index]

@@ -1,6 +1,7 @@
-"""The outer half of `carma dataset collect`: runs `inside/collect.py` and counts its rows as they come.
+"""The process of `carma dataset collect`: starts `inside/collect.py`, the measuring process, and counts its rows.
 
-An interpreter that has torch, and perhaps no CARMA, does the measuring. Both sides share the file of rows.
+The measuring process runs in an interpreter that has torch and need not have CARMA. It appends its rows to a file.
+This process reads the file as it grows.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from gpumemnet.directories import HINT, make_folder
 MAIN = Path(__file__).parent / "inside" / "collect.py"
 ROWS = rows.NAME
 POLL_S = 0.25
-END_S = 10.0  # until the processes have ended after Ctrl-C
-MOST_ERRORS = 3
+END_LIMIT_S = 10.0  # for the measuring processes to end after Ctrl-C
+MAX_ERRORS = 3
 ERROR_CHARS = 100
 
 
 class CollectOptions(Record, frozen=True, kw_only=True):
     configs: Path
     out: Path
-    parallel: int | None = None  # None: the default of the inner half
-    limit_s: float = 3600.0  # no run starts after it
-    run_limit_s: float = 60.0  # a run that takes longer has failed
+    parallel: int | None = None  # None: the default of the measuring process
+    limit_s: float = 3600.0  # no training run starts after it
+    run_limit_s: float = 60.0  # a training run that takes longer counts as failed
     activity: bool = False
     resume: bool = True
     seed: int = 0
@@ -61,7 +62,7 @@ class Tally(Record, frozen=True, kw_only=True):
 
 
 class RowCounter:
-    """Reads rows as the file grows, and counts the configs that are done: in all, and since it was created."""
+    """Reads the file of rows as it grows and counts the configs that are done. `already`: the number at creation."""
 
     def __init__(self, file: Path, wanted: Mapping[str, str], activity: bool) -> None:
         """`wanted`: the configs' digests by their ids."""
@@ -76,7 +77,7 @@ class RowCounter:
         return len(self._states)
 
     def update(self) -> int:
-        """The number of configs that are done. An incomplete line is read the next time."""
+        """Reads new rows and returns the number of configs that are done. An incomplete line is read the next time."""
         with contextlib.suppress(FileNotFoundError), self._file.open("rb") as file:
             file.seek(self._read_to)
             whole, newline, _ = file.read().rpartition(b"\n")
@@ -97,11 +98,11 @@ class RowCounter:
             left=len(self._wanted) - self.done,
             seconds=round(seconds, 1),
             per_s=round((self.done - self.already) / max(seconds, 1e-9), 2),
-            errors=commonest(errors),
+            errors=most_frequent(errors),
         )
 
 
-def commonest(errors: Iterable[str]) -> dict[str, int]:
+def most_frequent(errors: Iterable[str]) -> dict[str, int]:
     """Counts of the most frequent errors; errors that differ only in numbers count as the first of them."""
     times: Counter[str] = Counter()
     first: dict[str, str] = {}
@@ -110,7 +111,7 @@ def commonest(errors: Iterable[str]) -> dict[str, int]:
         alike = re.sub(r"[0-9]+", "0", text)
         first.setdefault(alike, text)
         times[alike] += 1
-    return {first[alike]: count for alike, count in times.most_common(MOST_ERRORS)}
+    return {first[alike]: count for alike, count in times.most_common(MAX_ERRORS)}
 
 
 class Terminated(KeyboardInterrupt):
@@ -120,7 +121,7 @@ class Terminated(KeyboardInterrupt):
 def collect(
     options: CollectOptions, python: str, progress: Callable[[int, int], None] = lambda _done, _total: None
 ) -> Tally:
-    """Until all is measured or the time is over. Ctrl-C and SIGTERM end the processes; the rows stay."""
+    """Measures configs until all are done or the time limit is reached. After Ctrl-C or SIGTERM the rows stay."""
     check_configs(options.configs)
     wanted = read_digests(options.configs)
     began_s = time.monotonic()
@@ -139,7 +140,8 @@ def check_configs(configs: Path) -> None:
 
 
 def measure(words: Sequence[str], lock: int, update: Callable[[], None]) -> None:
-    """The inner process inherits the lock: if this one is killed, no other may write until that one has ended."""
+    """Runs the measuring process. It inherits the lock: if this process is killed, the directory stays locked until the
+    measuring process has ended."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             words,
@@ -196,12 +198,12 @@ def stop(*_: object) -> None:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """It ends its own processes; if it does not end in time, it is killed with them."""
+    """Terminates the measuring process, which ends its children. After END_LIMIT_S it is killed with its children."""
     if process.poll() is not None:
         return
     process.send_signal(signal.SIGTERM)
     try:
-        process.wait(END_S)
+        process.wait(END_LIMIT_S)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -11,7 +11,7 @@ from gpumemnet.dataset.ranges import Cnn
 
 # Convolutions in one block of each shape, to reach the wanted number of them.
 IN_BLOCK = {"residual": 2, "bottleneck": 3, "grouped": 3, "dense": 2, "inverted": 3, "inception": 6, "convnext": 3}
-BODIES = ("hourglass", "unet")
+ENCODER_DECODERS = ("hourglass", "unet")
 
 
 def draw_cnn(dice: Dice, ranges: Cnn, shape: str) -> Drawn:
@@ -24,15 +24,15 @@ def draw_cnn(dice: Dice, ranges: Cnn, shape: str) -> Drawn:
         style.groups = 1
     count = dice.mixed(ranges.convolutions)
     head = dice.word(ranges.heads)
-    if shape in BODIES:
-        body, multiple = _there_and_back(dice, ranges, style, shape, count)
+    if shape in ENCODER_DECODERS:
+        body, multiple = _encoder_decoder(dice, ranges, style, shape, count)
         scale = 1
     else:
         stem, stride = _stem(dice, ranges, style, image)
         stages, halved = _stages(dice, ranges, style, shape, count, math.log2(max(1, min(image[1:]) / stride)))
         body, multiple = [*stem, *stages], stride * 2**halved
         scale = multiple
-    if head == "pixels" or shape in BODIES:
+    if head == "pixels" or shape in ENCODER_DECODERS:
         image = (image[0], *(max(multiple, side - side % multiple) for side in image[1:]))
     outputs = dice.log(ranges.pixel_classes if head == "pixels" else ranges.classes)
     return {
@@ -70,7 +70,7 @@ def _stem(dice: Dice, ranges: Cnn, style: _Style, image: tuple[int, ...]) -> tup
 
 
 def _stages(dice: Dice, ranges: Cnn, style: _Style, shape: str, count: int, halvings: float) -> tuple[Ops, int]:
-    """The stages, and how often they halve the image."""
+    """The stages, and the number of times that they halve the image."""
     stages = max(1, min(dice.whole(ranges.stages), int(halvings)))
     blocks = max(1, round((count - 1) / IN_BLOCK.get(shape, 1))) if count > 1 else 0
     first = dice.log(ranges.widths)
@@ -103,7 +103,7 @@ def _stage(style: _Style, shape: str, widths: tuple[int, int], shrinks: bool, ti
         case "inception":
             return (_halved(style, out) if shrinks else []) + _repeated(_inception(style, out), times)
         case "convnext":
-            lead = [*style.normed(), op("conv", out=out, k=2, s=2, p=0)] if shrinks else [style.conv(out, 1)]
+            lead = [*style.norm_layers(), op("conv", out=out, k=2, s=2, p=0)] if shrinks else [style.conv(out, 1)]
             return lead + _repeated(_convnext(style, out), times)
     unit = style.unit(out, style.kernel)
     if shrinks and style.shrink == "stride":
@@ -133,8 +133,10 @@ def _widths(dice: Dice, shape: str, stages: int, width: int, cap: int) -> list[i
     return [min(cap, max(8, round(each))) for each in made]
 
 
-def _there_and_back(dice: Dice, ranges: Cnn, style: _Style, shape: str, count: int) -> tuple[Ops, int]:
-    """Down to a small image and up again; in a U-Net the way up also gets the outputs of the way down."""
+def _encoder_decoder(dice: Dice, ranges: Cnn, style: _Style, shape: str, count: int) -> tuple[Ops, int]:
+    """An encoder that halves the image at each level, and a decoder that doubles it again. In a U-Net each level of
+    the decoder also gets the output of the encoder's level. Returns the layers, and the factor that divides the sides
+    of the image."""
     levels = dice.whole((1, ranges.stages[1] - 1))
     each = max(1, min(6, round(count / (2 * levels + 1))))
     width = dice.log((ranges.widths[0], ranges.widths[1] // 2))
@@ -147,8 +149,8 @@ def _there_and_back(dice: Dice, ranges: Cnn, style: _Style, shape: str, count: i
         if number == levels:
             return units
         below = [*_halved(style, out), *level(number + 1), *_doubled(style, out, learned)]
-        meet = [branches("cat", [], below)] if shape == "unet" else below
-        return [*units, *meet, op("block", body=style.unit(out, 3), times=each)]
+        skip = [branches("cat", [], below)] if shape == "unet" else below
+        return [*units, *skip, op("block", body=style.unit(out, 3), times=each)]
 
     return level(0), 2**levels
 
@@ -190,25 +192,26 @@ class _Style:
     def conv(self, out: int, k: int, s: int = 1, groups: int = 1) -> dict[str, Any]:
         return op("conv", out=out, k=k, s=s if s > 1 else None, groups=groups if groups > 1 else None, bias=self.bias)
 
-    def normed(self) -> Ops:
+    def norm_layers(self) -> Ops:
         groups = self.group_count if self.norm == "group" else None
         return [op("norm", f=self.norm, groups=groups)] if self.norm != "none" else []
 
-    def acted(self, fresh: bool = True) -> Ops:
-        """`fresh`: no other layer needs the input, so it may be overwritten."""
+    def activations(self, fresh: bool = True) -> Ops:
+        """`fresh`: no other layer needs the input, so the activation may overwrite it."""
         return [act(self.activation, self.inplace and fresh, self.functional)]
 
     def unit(self, out: int, k: int, s: int = 1, groups: int = 1) -> Ops:
-        return [*self.linear_unit(out, k, s, groups), *self.acted()]
+        return [*self.linear_unit(out, k, s, groups), *self.activations()]
 
     def linear_unit(self, out: int, k: int, s: int = 1, groups: int = 1) -> Ops:
-        return [self.conv(out, k, s, groups), *self.normed()]
+        return [self.conv(out, k, s, groups), *self.norm_layers()]
 
-    def past(self, width: int, out: int, s: int) -> Ops:
-        """The shortcut of a residual block: nothing, or layers that make the sizes equal."""
+    def shortcut(self, width: int, out: int, s: int) -> Ops:
+        """The shortcut of a residual block: empty, or a 1x1 convolution that matches channels and stride."""
         return [] if width == out and s == 1 else self.linear_unit(out, 1, s)
 
-    def excited(self, width: int) -> Ops:
+    def excitation(self, width: int) -> Ops:
+        """A squeeze-and-excitation gate, if the style has one: it scales each channel by a learned factor."""
         if not self.excite:
             return []
         narrow = max(4, width // 16)
@@ -217,8 +220,8 @@ class _Style:
 
 
 def _residual(style: _Style, width: int, out: int, s: int) -> Ops:
-    body = [*style.unit(out, style.kernel, s), *style.linear_unit(out, style.kernel), *style.excited(out)]
-    return [branches("add", body, style.past(width, out, s)), *style.acted()]
+    body = [*style.unit(out, style.kernel, s), *style.linear_unit(out, style.kernel), *style.excitation(out)]
+    return [branches("add", body, style.shortcut(width, out, s)), *style.activations()]
 
 
 def _bottleneck(style: _Style, width: int, out: int, s: int) -> Ops:
@@ -226,20 +229,29 @@ def _bottleneck(style: _Style, width: int, out: int, s: int) -> Ops:
     inner = max(4, out // (2 if groups > 1 else 4))
     inner += -inner % groups
     k = max(3, style.kernel)
-    body = [*style.unit(inner, 1), *style.unit(inner, k, s, groups), *style.linear_unit(out, 1), *style.excited(out)]
-    return [branches("add", body, style.past(width, out, s)), *style.acted()]
+    body = [
+        *style.unit(inner, 1),
+        *style.unit(inner, k, s, groups),
+        *style.linear_unit(out, 1),
+        *style.excitation(out),
+    ]
+    return [branches("add", body, style.shortcut(width, out, s)), *style.activations()]
 
 
 def _inverted(style: _Style, width: int, out: int, s: int) -> Ops:
     inner = width * style.expansion
     body = style.unit(inner, 1) if style.expansion > 1 else []
-    body += [*style.unit(inner, max(3, style.kernel), s, inner), *style.excited(inner), *style.linear_unit(out, 1)]
+    body += [
+        *style.unit(inner, max(3, style.kernel), s, inner),
+        *style.excitation(inner),
+        *style.linear_unit(out, 1),
+    ]
     return [branches("add", [], body)] if width == out and s == 1 else body
 
 
 def _dense(style: _Style, growth: int) -> Ops:
-    body = [*style.normed(), *style.acted(fresh=style.norm != "none"), style.conv(4 * growth, 1)]
-    return [branches("cat", [], [*body, *style.normed(), *style.acted(), style.conv(growth, 3)])]
+    body = [*style.norm_layers(), *style.activations(fresh=style.norm != "none"), style.conv(4 * growth, 1)]
+    return [branches("cat", [], [*body, *style.norm_layers(), *style.activations(), style.conv(growth, 3)])]
 
 
 def _inception(style: _Style, out: int) -> Ops:
@@ -257,14 +269,20 @@ def _inception(style: _Style, out: int) -> Ops:
 
 
 def _convnext(style: _Style, width: int) -> Ops:
-    """The activation stands between the wide convolutions, the norm after the depthwise one. With channels last the
-    wide convolutions are linear layers."""
+    """A depthwise convolution, a norm, and two 1x1 convolutions with the activation between them. With `rows` the 1x1
+    convolutions are linear layers on channels-last data."""
     many = width * max(2, style.expansion)
     if style.rows:
-        layers = [op("norm", f="layer"), op("linear", out=many), *style.acted(), op("linear", out=width)]
+        layers = [op("norm", f="layer"), op("linear", out=many), *style.activations(), op("linear", out=width)]
         return [branches("add", [], [op("conv", k=7, groups=0), op("rows"), *layers, op("image")])]
     wide = op("conv", out=many, k=1)
-    inner = [op("conv", k=7, groups=0), *style.normed(), wide, *style.acted(), op("conv", out=width, k=1)]
+    inner = [
+        op("conv", k=7, groups=0),
+        *style.norm_layers(),
+        wide,
+        *style.activations(),
+        op("conv", out=width, k=1),
+    ]
     return [branches("add", [], inner)]
 
 
@@ -276,6 +294,7 @@ def _halved(style: _Style, width: int) -> Ops:
 
 
 def _doubled(style: _Style, width: int, learned: bool) -> Ops:
+    """A transposed convolution (`learned`) or an upsampling that doubles the image."""
     if learned:
         return [op("deconv", out=width, k=2, s=2)]
     return [op("upsample", scale=2), *style.unit(width, 3)]

@@ -23,8 +23,8 @@ from gpumemnet.dataset.program import Dice, Drawn
 from gpumemnet.dataset.program_memory import RoughEstimate, Unfit
 from gpumemnet.dataset.ranges import Cnn, Footprint, Mlp, Ranges, Transformer
 
-NEAR = 0.5  # distance, in doublings, up to which a model is taken at once
-PATIENCE = 40  # factor of `tries` until at least one model can be trained at all
+ACCEPTED_DISTANCE = 0.5  # in doublings: a model that is nearer is used without further tries
+UNTRAINABLE_FACTOR = 40  # as long as no drawn model can be trained, up to this multiple of `tries` is drawn
 REACHED = 0.5  # in doublings: the error of a batch that is rounded to a power of two
 
 
@@ -35,7 +35,7 @@ DRAW: Mapping[Family, Callable[[Dice, Any, str], Drawn]] = {
 
 
 class Aimed(NamedTuple):
-    """A config, and the footprint that it was drawn for."""
+    """A config and the footprint for which it was drawn."""
 
     config: Config
     wanted_mib: float
@@ -43,7 +43,8 @@ class Aimed(NamedTuple):
 
     @property
     def is_reached(self) -> bool:
-        """By the rough estimate. If the ranges have nothing so small or so large, the nearest model is used."""
+        """Whether the rough estimate is close to the wanted footprint. If the ranges have no model of that size, the
+        nearest model is used."""
         return abs(math.log2(self.config.guess_mib / self.wanted_mib)) <= REACHED
 
 
@@ -71,8 +72,8 @@ def _one(family: Family, seed: int, number: int, ranges: Ranges) -> Aimed:
         "precision": dice.word(ranges.common.precisions),
     }
     best: Aimed | None = None
-    for tried in range(ranges.common.tries * PATIENCE):
-        if best is not None and (tried >= ranges.common.tries or best.distance < NEAR):
+    for tried in range(ranges.common.tries * UNTRAINABLE_FACTOR):
+        if best is not None and (tried >= ranges.common.tries or best.distance < ACCEPTED_DISTANCE):
             break
         # Converted with the type's own checks, so that every written config can be read.
         config = msgspec.convert(settings | DRAW[family](dice, section, shape), Config)
@@ -97,7 +98,8 @@ def wanted_footprint(dice: Dice, footprint: Footprint) -> float:
 
 
 def _fitted(dice: Dice, ranges: Ranges, config: Config, wanted_mib: float, wanted_batch: int) -> Aimed | None:
-    """With the batch that reaches the footprint, within the limits; None if it cannot be trained."""
+    """The config with the batch that is nearest to the wanted footprint and batch, within the limits; None if the
+    model cannot be trained."""
     section: Section = getattr(ranges, config.family)
     low, high = section.batch
     try:
@@ -109,18 +111,19 @@ def _fitted(dice: Dice, ranges: Ranges, config: Config, wanted_mib: float, wante
     if most < least:
         return None
     found = []
-    for batch in (estimate.batch_for(wanted_mib), wanted_batch):  # weights alone may need the footprint
+    # The wanted batch is tried too, because the weights alone may reach the footprint.
+    for batch in (estimate.batch_for(wanted_mib), wanted_batch):
         written = min(most, max(least, _written(dice, ranges, min(most, max(least, batch)))))
         mib = estimate.mib(written)
         distance = 4 * abs(math.log2(mib / wanted_mib)) + abs(math.log2(written / wanted_batch)) / 2
-        distance += estimate.step_s(written) / 2  # prefers the faster of two equal ones
+        distance += estimate.step_s(written) / 2  # prefers the faster of two models with equal distance
         if mib <= section.footprint.high_mib[1]:
             found.append(Aimed(msgspec.structs.replace(config, batch=written, guess_mib=mib), wanted_mib, distance))
     return min(found, key=lambda one: one.distance, default=None)
 
 
 def _written(dice: Dice, ranges: Ranges, batch: float) -> int:
-    """Rounded as in scripts: often to a power of two."""
+    """The batch rounded as in typical scripts: often to a power of two."""
     match dice.word(ranges.common.batches):
         case "power":
             return int(2 ** round(math.log2(batch)))

@@ -1,7 +1,8 @@
 """Plots of a data set: coverage of its features, maps, memory against size, activity against size.
 
-On a map each run is a point near runs with similar features. Memory classes that are separate there can be learned. A
-class has one colour in all plots. matplotlib and scikit-learn are imported when drawing.
+On a map each run is a point, and runs with similar features are near each other. If the memory classes are separate on
+the map, they can be learned. A class has the same colour in all plots. matplotlib and scikit-learn are imported when
+drawing.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ LABELS = {
     "activations_batch": "activations × batch (elements)",
     "footprint_mib": "footprint (MiB)",
 }
-STEP_MIB = 2  # torch allocates multiples of it from the driver
-ZOOM_MIB = 20 * STEP_MIB  # more steps are not distinguishable
-ENOUGH = 20  # minimum number of runs
-LEAST_BATCHES = 6  # of one model, minimum for a plot
-MOST_LINES = 6
-LEAST_ACTIVE = 30  # minimum number of runs for a correlation
-MOST_POINTS = 2000  # of a map: t-SNE takes a minute for more
-LEAST_POINTS = 5
+STEP_MIB = 2  # torch requests multiples of it from the driver
+ZOOM_MIB = 20 * STEP_MIB  # range of the staircase plot; more steps could not be distinguished
+MIN_ZOOM_RUNS = 20  # in that range
+MIN_BATCHES = 6  # of one model, for a line
+MAX_LINES = 6
+MIN_CORRELATED = 30  # runs, for a correlation
+MAX_POINTS = 2000  # of a map: t-SNE takes a minute for more
+MIN_POINTS = 5  # of a map
 PERPLEXITY = 30.0
 _GREY = "#9aa0a6"
 
@@ -65,7 +66,7 @@ def files_of(tables: Sequence[Table]) -> list[str]:
 def _pyplot() -> Any:
     try:
         import matplotlib
-        import sklearn  # noqa: F401  # for the maps: an error comes before anything is drawn
+        import sklearn  # noqa: F401  # needed for the maps; a missing package is reported before anything is drawn
     except ImportError as error:
         hint = "pip install matplotlib scikit-learn"
         raise Refused(f"{error.name} is not installed, so no picture can be drawn", hint) from error
@@ -77,7 +78,7 @@ def _pyplot() -> Any:
 
 
 def save(pyplot: Any, figure: Any, path: Path, dpi: int = 150) -> Iterator[Path]:
-    """As PNG and SVG. Without a date and random names, equal figures are equal files."""
+    """Writes PNG and SVG. Without a date and random identifiers, equal figures give equal files."""
     for kind, metadata in (("png", {"Software": MARK}), ("svg", {"Creator": MARK, "Date": None})):
         drawn, file = io.BytesIO(), path.with_name(f"{path.name}.{kind}")
         with pyplot.rc_context({"svg.hashsalt": "carma"}):
@@ -143,7 +144,7 @@ def _log_bins(values: Numbers, count: int = 40) -> Numbers:
 def _maps(pyplot: Any, table: Table, seed: int) -> Any:
     rows = _map_rows(table, seed)
     figure, panels = pyplot.subplots(1, 2, figsize=(11, 5.2), layout="constrained")
-    if len(rows) < LEAST_POINTS:
+    if len(rows) < MIN_POINTS:
         figure.suptitle(f"{_caption(table)}: too few runs for a map")
         return figure
     scaled = _scaled_features(table, rows)
@@ -162,9 +163,9 @@ def _maps(pyplot: Any, table: Table, seed: int) -> Any:
     panels[1].set_title("t-SNE (axes have no unit)", loc="left")
     panels[1].set_xticks([])
     panels[1].set_yticks([])
-    handles, told = panels[0].get_legend_handles_labels()
+    handles, texts = panels[0].get_legend_handles_labels()
     figure.legend(
-        handles, told, loc="outside right center", frameon=False, fontsize=8, markerscale=2.0, title="footprint"
+        handles, texts, loc="outside right center", frameon=False, fontsize=8, markerscale=2.0, title="footprint"
     )
     figure.suptitle(f"Runs by their features, coloured by memory class. {_caption(table)}", fontsize=11)
     return figure
@@ -172,15 +173,15 @@ def _maps(pyplot: Any, table: Table, seed: int) -> Any:
 
 def _map_rows(table: Table, seed: int) -> NDArray[np.int64]:
     fits = np.flatnonzero(table["oom"] == 0)
-    if len(fits) <= MOST_POINTS:
+    if len(fits) <= MAX_POINTS:
         return fits
-    return np.sort(np.random.default_rng(seed).choice(fits, MOST_POINTS, replace=False))
+    return np.sort(np.random.default_rng(seed).choice(fits, MAX_POINTS, replace=False))
 
 
 def _scaled_features(table: Table, rows: NDArray[np.int64]) -> NDArray[np.float64]:
     """Each feature with mean 0 and deviation 1; constant ones are left out."""
-    told = np.stack([features(table.described(int(row))).scalars for row in rows]).astype(np.float64)
-    varying = told[:, told.std(axis=0) > 1e-6]
+    scalars = np.stack([features(table.described(int(row))).scalars for row in rows]).astype(np.float64)
+    varying = scalars[:, scalars.std(axis=0) > 1e-6]
     scaled: NDArray[np.float64] = (varying - varying.mean(axis=0)) / varying.std(axis=0)
     return scaled
 
@@ -189,15 +190,15 @@ def _scatter(pyplot: Any, axes: Any, points: Any, found: NDArray[np.int64], labe
     """Draws points as an image, because an SVG would have megabytes of them."""
     for each, (label, colour) in enumerate(zip(labels, _class_colours(pyplot, len(labels)), strict=True)):
         own = points[found == each]
-        told = f"{label} ({len(own):,})"
-        axes.scatter(own[:, 0], own[:, 1], s=10, color=colour, label=told, linewidths=0, rasterized=True)
+        legend = f"{label} ({len(own):,})"
+        axes.scatter(own[:, 0], own[:, 1], s=10, color=colour, label=legend, linewidths=0, rasterized=True)
     _plain(axes)
 
 
 def _staircase(pyplot: Any, tables: Sequence[Table]) -> Any | None:
-    """Requested memory has any size; the allocator reserves it from the driver in pieces of 2 MiB."""
+    """Requested memory can have any size; the allocator reserves memory from the driver in pieces of 2 MiB."""
     zooms = [(table, zoom) for table in tables if (zoom := densest(_fitting(table, "reserved_mib"))) is not None]
-    models = [line for table in tables for line in _same_model(table)][:MOST_LINES]
+    models = [line for table in tables for line in _same_model(table)][:MAX_LINES]
     count = len(zooms) + bool(models)
     if not count:
         return None
@@ -222,13 +223,14 @@ def densest(values_mib: Numbers) -> float | None:
     ordered = np.sort(values_mib)
     until = np.searchsorted(ordered, ordered + ZOOM_MIB)
     counts = until - np.arange(len(ordered))
-    if not len(counts) or counts.max() < ENOUGH:
+    if not len(counts) or counts.max() < MIN_ZOOM_RUNS:
         return None
     return float(ordered[counts.argmax()])
 
 
 def _in_order(pyplot: Any, axes: Any, table: Table, least_mib: float) -> None:
-    """Each figure is sorted by itself, so that both rise: runs with equal values are a step."""
+    """Plots requested and reserved memory, each sorted separately, so that both rise; runs with equal values form a
+    step."""
     most_mib = least_mib + ZOOM_MIB
     for name, style in (
         ("requested_mib", {"color": _GREY, "linewidth": 0.8, "markersize": 2.5}),
@@ -241,7 +243,7 @@ def _in_order(pyplot: Any, axes: Any, table: Table, least_mib: float) -> None:
     axes.yaxis.set_major_locator(pyplot.MultipleLocator(STEP_MIB * 5))
     axes.yaxis.set_minor_locator(pyplot.MultipleLocator(STEP_MIB))
     axes.grid(which="minor", axis="y", color="#e5e7eb", linewidth=0.5)
-    axes.set_xlabel("runs, each figure sorted by itself")
+    axes.set_xlabel("runs, requested and reserved sorted separately")
     axes.set_ylabel("memory (MiB)")
     axes.set_title(f"{table.family}: reserved in pieces of {STEP_MIB} MiB", loc="left")
     axes.legend(frameon=False, fontsize=8)
@@ -260,7 +262,7 @@ def _same_model(table: Table) -> list[Line]:
     found: list[Line] = []
     for rows in groups.values():
         ordered = sorted(rows, key=lambda row: table.configs[row].batch)
-        if len(ordered) >= LEAST_BATCHES:
+        if len(ordered) >= MIN_BATCHES:
             first = table.configs[ordered[0]]
             batches = [table.configs[row].batch for row in ordered]
             name = f"{table.family}, {first.shape}, {first.optimizer}, {first.precision}"
@@ -281,7 +283,7 @@ def _footprint_over_batch(pyplot: Any, axes: Any, lines: Sequence[Line]) -> None
 
 def _activity(pyplot: Any, tables: Sequence[Table]) -> Any | None:
     """Rank correlation, because activity saturates."""
-    active = [table for table in tables if np.isfinite(table["step_ms"]).sum() >= LEAST_ACTIVE]
+    active = [table for table in tables if np.isfinite(table["step_ms"]).sum() >= MIN_CORRELATED]
     if not active:
         return None
     size = (1.6 + 3.8 * len(active), 4.6)
@@ -309,9 +311,9 @@ def _heat(axes: Any, table: Table) -> Any:
 
 
 def rank_correlation(left: Numbers, right: Numbers) -> float:
-    """NaN if too few runs have both, or either is constant."""
+    """Spearman's rank correlation; NaN if too few runs have both values or one of them is constant."""
     known = np.isfinite(left) & np.isfinite(right)
-    if known.sum() < LEAST_ACTIVE or np.ptp(left[known]) == 0 or np.ptp(right[known]) == 0:
+    if known.sum() < MIN_CORRELATED or np.ptp(left[known]) == 0 or np.ptp(right[known]) == 0:
         return float("nan")
     from scipy.stats import spearmanr  # type: ignore[import-untyped]  # scikit-learn brings it
 

@@ -2,9 +2,9 @@
 
 With A activations of one sample, P parameters and a batch of B: 4 · (A·B + P + B·P) bytes, and 800 MiB that all their
 published figures contain (their scripts do not). Gradients are counted once for each sample, so the estimate explodes
-for models with many parameters. A is the count of their reader of summaries: it omits pooling layers that are not
-adaptive, and blocks. With both, their figures are reproduced to the MiB (ResNet-50 at 32: 7,904; VGG-16 is 2 MiB off,
-because their reader takes "4096" for 4 behind the linear layers).
+for models with many parameters. A is what their parser of model summaries counts: it omits blocks, and pooling layers
+that are not adaptive. With the same omissions and the constant, their figures are reproduced to the MiB (ResNet-50 at
+batch 32: 7,904; VGG-16 differs by 2 MiB, because their parser reads "4096" as 4 after the linear layers).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def _horus(described: Described, _gpus: int) -> Found:
 
 
 def activations(described: Described) -> int:
-    """Values of one sample, in the layers that the authors count."""
+    """Number of activations of one sample, in the layers that the authors count."""
     batch = described.batch or 1
     return sum(_of_sample(layer, batch) for layer in described.layers if not layer.kind.startswith(_NOT_COUNTED))
 
 
 def _of_sample(layer: Layer, batch: int) -> int:
     if layer.kind.startswith("AdaptiveAvgPool") and len(layer.output) > 1:
-        return layer.output[1]  # their reader takes only the channels, whatever the size of the output
+        return layer.output[1]  # their parser counts only the channels, whatever the size of the output
     count = numel(layer.output)
     return count // batch if layer.output and layer.output[0] == batch else count
 

@@ -1,7 +1,8 @@
-"""cuDNN's workspace for each convolution, by the model that trial runs are replayed with.
+"""Size of cuDNN's workspace ("scratch") for each convolution of a described model.
 
-A summary rarely contains kernels and strides; for common convolutions they follow from weights and sizes. Otherwise no
-workspace is counted.
+The replay of trial runs uses the same table of measured workspaces. A model summary rarely contains kernel sizes and
+strides; for common convolutions they follow from the number of weights and the sizes of input and output. Otherwise the
+workspace counts as 0.
 """
 
 from __future__ import annotations
@@ -16,33 +17,34 @@ from carma.trial.replay.conv_shapes import BF16, FORWARD, FP16, INPUT_GRAD, TF32
 from carma.trial.replay.conv_workspaces import shipped_convolutions
 
 _CONVOLUTION = re.compile(r"Conv(Transpose)?[123]d")
-_WRITTEN = ("groups", "kernel_size", "stride", "padding", "dilation")
-_UNWRITTEN = (None,) * len(_WRITTEN)
+_ATTRIBUTES = ("groups", "kernel_size", "stride", "padding", "dilation")
+_NO_ATTRIBUTES = (None,) * len(_ATTRIBUTES)
 _NUMBERS = re.compile(r"\d+")
 NONE = (0, 0, 0)
-_NEAR = 14  # layers within which a shortcut begins and ends
+_SHORTCUT_SPAN = 14  # maximum number of layers between the beginning and the end of a shortcut
 
 Scratch = tuple[int, int, int]  # bytes of the forward pass, of the gradient of the input, and of that of the weights
 
 
 def scratch_of(described: Described) -> list[Scratch]:
-    """Of each layer. A loss is no layer."""
+    """The workspaces of each layer; a loss does not count as a layer."""
     layers = [layer for layer in described.layers if not layer.kind.endswith("Loss")] or described.layers
     if not any(map(_is_convolution, {layer.kind for layer in layers})):
         return [NONE] * len(layers)
     how = (*_precision(described), described.channels_last)
     found: list[Scratch] = []
-    before: deque[Sizes] = deque([described.input] if described.input else [], maxlen=_NEAR)
+    before: deque[Sizes] = deque([described.input] if described.input else [], maxlen=_SHORTCUT_SPAN)
     for layer in layers:
         scratch = NONE
         if layer.output and _is_convolution(layer.kind):
-            # If the input is unknown: the last output that fits to the weights; a shortcut reaches back.
-            turned = "Transpose" in layer.kind
-            written = tuple(map(layer.attributes.get, _WRITTEN)) if layer.attributes else _UNWRITTEN
-            for taken in layer.inputs[:1] or reversed(before):
-                asked = _asked(*how, turned, layer.parameters, layer.output, taken, written)
-                if asked is not None:
-                    scratch = asked
+            # If the input is unknown, it is the latest earlier output that matches the weights. With a shortcut, that
+            # is not always the output of the layer before.
+            transposed = "Transpose" in layer.kind
+            attributes = tuple(map(layer.attributes.get, _ATTRIBUTES)) if layer.attributes else _NO_ATTRIBUTES
+            for input_size in layer.inputs[:1] or reversed(before):
+                workspaces = _workspaces(*how, transposed, layer.parameters, layer.output, input_size, attributes)
+                if workspaces is not None:
+                    scratch = workspaces
                     break
         found.append(scratch)
         if layer.output:
@@ -66,17 +68,17 @@ Sizes = tuple[int, ...]
 
 
 def _sizes(
-    parameters: int, given: Sizes, taken: Sizes, turned: bool, written: tuple[str | None, ...]
+    parameters: int, output_size: Sizes, input_size: Sizes, transposed: bool, attributes: tuple[str | None, ...]
 ) -> tuple[Sizes, Sizes, Sizes, Sizes, Sizes, Sizes, int] | None:
-    """Image, weight, output, stride, padding, dilation, groups. A transposed convolution (`turned`) is the other
-    direction of a plain one, so its output is the image."""
-    in_groups, kernel_size, strides, paddings, dilations = written
-    image, output = (given, taken) if turned else (taken, given)
+    """Image, weight, output, stride, padding, dilation, groups. A transposed convolution computes the
+    input gradient of a plain one, so its output takes the place of the image."""
+    in_groups, kernel_size, strides, paddings, dilations = attributes
+    image, output = (output_size, input_size) if transposed else (input_size, output_size)
     rank = len(output) - 2
     if rank < 1 or len(image) != len(output) or not prod(image):
         return None
     groups = int(in_groups or 1)
-    numbers = (parameters, parameters - given[1])  # number of weights without a bias, and with one
+    numbers = (parameters, parameters - output_size[1])  # number of weights without a bias, and with one
     kernel = _numbers(kernel_size, rank) or _kernel(numbers, image[1] * output[1], groups, rank)
     if kernel is None or image[1] % groups:
         return None
@@ -107,21 +109,23 @@ def _kernel(numbers: Sizes, channels: int, groups: int, rank: int) -> Sizes | No
 
 
 @lru_cache(maxsize=4096)  # networks repeat layers
-def _asked(
+def _workspaces(
     precision: int,
     item: int,
     channels_last: bool,
-    turned: bool,
+    transposed: bool,
     parameters: int,
-    given: Sizes,
-    taken: Sizes,
-    written: tuple[str | None, ...],
+    output_size: Sizes,
+    input_size: Sizes,
+    attributes: tuple[str | None, ...],
 ) -> Scratch | None:
-    """None if the convolution does not fit to the input."""
-    sizes = _sizes(parameters, given, taken, turned, written)
+    """None if no kernel matches the weights and the two sizes."""
+    sizes = _sizes(parameters, output_size, input_size, transposed, attributes)
     if sizes is None:
         return None
-    ask = shipped_convolutions().scratch_bytes
+    scratch_bytes = shipped_convolutions().scratch_bytes
     shape = ConvShape(FORWARD, precision, item, channels_last, False, False, *sizes).with_two_dimensions()
-    forward, back, weights = (ask(shape._replace(direction=one)) for one in (FORWARD, INPUT_GRAD, WEIGHT_GRAD))
-    return (back, forward, weights) if turned else (forward, back, weights)
+    forward, back, weights = (
+        scratch_bytes(shape._replace(direction=one)) for one in (FORWARD, INPUT_GRAD, WEIGHT_GRAD)
+    )
+    return (back, forward, weights) if transposed else (forward, back, weights)

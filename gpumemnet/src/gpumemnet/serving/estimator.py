@@ -30,7 +30,7 @@ from carma.trial.replay.library_memory import NCCL_BYTES, NCCL_PAIR_BYTES
 from gpumemnet import Family
 from gpumemnet.published.common import cut_off, parameters_of, under
 from gpumemnet.serving.features import Features, features
-from gpumemnet.serving.limits import beware, inside, offences, refusal
+from gpumemnet.serving.limits import bound_warning, inside, offences, refusal
 from gpumemnet.serving.model import FOLDER as FOLDER
 from gpumemnet.serving.model import Model, candidates, check_runtime, folders
 from gpumemnet.serving.model_facts import GB_MIB, SHIPPED, Facts, Kind
@@ -132,7 +132,7 @@ class GpuMemNet:
             demand_predicted=demand is not None,
             gpu_model=gpu or facts.learned.gpu,
             parts_mib=_parts(described, facts, footprint, added),
-            warnings=(*class_above(facts, quantiles), *warnings, *weaker, *beware(model)),
+            warnings=(*class_above(facts, quantiles), *warnings, *weaker, *bound_warning(model)),
             rests_on=model.provenance(),
         )
 
@@ -144,7 +144,9 @@ class GpuMemNet:
         warnings: list[str] = []
         if gpu and not _same_card(gpu, facts.learned.gpu):
             difference, remark = self._card(gpu, facts)
-            warnings.append(f"it has learned on {facts.learned.gpu}; on {gpu} kernels may take more or less{remark}")
+            warnings.append(
+                f"it was trained on data of {facts.learned.gpu}; on {gpu} kernels may take more or less{remark}"
+            )
             added |= {"card": difference} if difference else {}
         if gpus > 1:
             each = bytes_each(described.dtype) or 4
@@ -152,7 +154,8 @@ class GpuMemNet:
             added["nccl"] = (NCCL_PAIR_BYTES if gpus == 2 else NCCL_BYTES) // MIB
             extra = added["buckets"] + added["nccl"]
             warnings.append(
-                f"it has learned on one GPU; {extra:,} MiB are added for DistributedDataParallel's buckets and NCCL"
+                f"it was trained on runs on one GPU; {extra:,} MiB are added for DistributedDataParallel's buckets and "
+                "NCCL"
             )
         return added, tuple(warnings)
 
@@ -177,7 +180,7 @@ def _unlike(described: Described) -> str | None:
             "learned from runs with one"
         )
     if bytes_each(described.dtype) not in (2, 4):
-        return f"weights of the type {described.dtype} are in none of the runs it has learned from"
+        return f"weights of the type {described.dtype} are not in its training data"
     return None
 
 

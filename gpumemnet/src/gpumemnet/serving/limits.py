@@ -1,7 +1,7 @@
-"""Where a learned model is valid: inside the ranges of its data. Outside of them the estimator refuses.
+"""Decides whether a learned model is valid for a network: only inside the ranges of its training data.
 
-A size must lie between the least and the most of the data, without a margin. The number of layers of one kind may be
-larger. It is then clipped to the range, so that the model is never evaluated outside of its data.
+A size must be between the minimum and the maximum of the data, without a margin. The number of layers of one kind may
+be up to twice the maximum; it is then clipped to the range, so that the model is never evaluated outside of its data.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 ROUNDING = 1e-5  # of a logarithm: features have 32 bits
 UNSEEN_SHARE = 0.1  # of weights or outputs: from this share on, an unknown kind of layer is refused
 LEAST_MIB = 1e-3  # as in `features`
-SAID = 3  # maximum number of offences in a message
-INSTEAD = "A trial run has no such limits (carma estimate -- COMMAND); --gpu-mem declares a figure that you know"
+MAX_SHOWN = 3  # offences in a message
+ALTERNATIVES = "A trial run has no such limits (carma estimate -- COMMAND); --gpu-mem declares a figure that you know"
 
 _WORDS = {
     "batch": "the batch of {}",
@@ -68,77 +68,78 @@ _NAMES = {
     "attention": "attention", "softmax": "softmax", "shape": "reshaping", "upsampling": "upsampling",
     "merge": "merging", "other": "other",
 }  # fmt: skip
-# Kinds whose number characterises the network; dropouts and reshapes do not.
-_WEIGHTY = ("linear", "convolution", "grouped", "transposed", "batch_norm", "norm", "attention")
-TWICE = 1.0  # of a logarithm to base 2
-_ANGLES = ("cos_function", "sin_function")  # neighbours are of one kind, and 0 means that there is none
+# Kinds whose number characterises the network, unlike dropouts and reshapes.
+_CHARACTERISTIC = ("linear", "convolution", "grouped", "transposed", "batch_norm", "norm", "attention")
+TWICE_LOG2 = 1.0
+_ANGLES = ("cos_function", "sin_function")  # a kind of activation function as an angle; both are 0 without one
 
 
 def _sized_features() -> Iterator[tuple[str, str, float]]:
-    """Features that are sizes, the kind of layer that they count, and by how much they may exceed the range."""
+    """For each feature that is a size: its name, the kind of layer that it counts (or ''), and the excess over the
+    range that is allowed, as log2."""
     for name in FEATURES:
         what, _, kind = name.partition("_")
         if what not in ("count", "output"):
             kind = ""
-        if name not in SETTINGS and name not in _ANGLES and (not kind or kind in _WEIGHTY):
-            yield name, kind, TWICE if what == "count" else 0.0
+        if name not in SETTINGS and name not in _ANGLES and (not kind or kind in _CHARACTERISTIC):
+            yield name, kind, TWICE_LOG2 if what == "count" else 0.0
 
 
 _SIZED = tuple(_sized_features())
 
 
 def offences(found: Features, facts: Facts) -> list[str]:
-    """What lies outside of the ranges, each as a sentence without full stop. The model is valid if there is none."""
+    """The reasons why the model is not valid for the network, as sentences without full stop; empty if it is valid."""
     return [*_settings(found, facts), *_sizes(found, facts), *_unseen(found, facts)]
 
 
-def refusal(said: list[str]) -> str:
-    shown = "; ".join(said[:SAID])
-    more = len(said) - SAID
-    return f"{shown if more <= 0 else f'{shown}; and {more} more of that kind'}. {INSTEAD}"
+def refusal(reasons: list[str]) -> str:
+    shown = "; ".join(reasons[:MAX_SHOWN])
+    more = len(reasons) - MAX_SHOWN
+    return f"{shown if more <= 0 else f'{shown}; and {more} more of that kind'}. {ALTERNATIVES}"
 
 
 def inside(found: Features, facts: Facts) -> Features:
-    """The input of the model: features clipped to their ranges, unknown kinds as other kinds. Unknown views are left
-    out: they hold no memory, and no other kind is like them."""
+    """The input of the model: features clipped to their ranges, unknown kinds of layers replaced by a known kind.
+    Unknown views are left out, because they hold no memory and resemble no other kind."""
     scalars, places = found.scalars.copy(), [PLACE[name] for name in facts.ranges]
     low, high = np.array(list(facts.ranges.values()), np.float32).reshape(-1, 2).T
     scalars[places] = np.minimum(np.maximum(scalars[places], low), high)
     seen = [kind for kind in KINDS if facts.kinds_seen.get(kind)]
-    stands_in = "other" if "other" in seen or not seen else max(seen, key=lambda kind: facts.kinds_seen[kind])
-    known = np.array([INDEX[kind if kind in seen else stands_in] for kind in KINDS], np.int64)
+    substitute = "other" if "other" in seen or not seen else max(seen, key=lambda kind: facts.kinds_seen[kind])
+    known = np.array([INDEX[kind if kind in seen else substitute] for kind in KINDS], np.int64)
     fed = np.ones(len(found.kinds), np.bool_) if "shape" in seen else _real(found)
     return replace(found, scalars=scalars, kinds=known[found.kinds[fed]], tokens=found.tokens[fed])
 
 
 def _real(found: Features) -> NDArray[np.bool_]:
-    """Layers except views (Flatten, Identity); all if there is nothing else."""
+    """A mask of the layers that are not views (Flatten, Identity); of all layers if all are views."""
     real = ~IS_VIEW[found.kinds] | (_sized(found, "weight_mib") > LEAST_MIB)
     return real if real.any() else np.ones(len(found.kinds), np.bool_)
 
 
 def _settings(found: Features, facts: Facts) -> Iterator[str]:
-    """Settings of the training are no sizes: there is no small excess."""
+    """Settings have no range: the training data contains a setting or does not."""
     for name, words in _SETTING.items():
         if name == "channels_last" and found.family == "transformer":
             continue  # at most one convolution: the format of the rest is the same
         _, high = facts.ranges.get(name, (0.0, 1.0))
         if found.scalars[PLACE[name]] > high:
-            yield f"{words} is in none of the runs it has learned from"
+            yield f"{words} is not in its training data"
     odd = [_outside(name, float(found.scalars[PLACE[name]]), facts) for name in ("slots", "temporaries")]
     yield from filter(None, odd)
     if facts.ways and found.way not in facts.ways and not any(odd):
-        yield _apart(found.way, facts)
+        yield _unseen_combination(found.way, facts)
 
 
-def _apart(way: str, facts: Facts) -> str:
-    """Both were seen, but not together."""
+def _unseen_combination(way: str, facts: Facts) -> str:
+    """The reason: the optimizer is not in the training data, or not with this number format."""
     optimizer, _, number = way.partition(" ")
-    beside = [kind for one, _, kind in (known.partition(" ") for known in facts.ways) if one == optimizer]
+    formats = [kind for one, _, kind in (known.partition(" ") for known in facts.ways) if one == optimizer]
     state = f"an optimizer that keeps {optimizer.partition('+')[0]} tensors for each weight"
-    if not beside:
-        return f"{state} and makes {optimizer.partition('+')[2]} in a step is in none of the runs it has learned from"
-    return f"{state} was seen with {', '.join(sorted(beside))}, never with {number}"
+    if not formats:
+        return f"{state} and makes {optimizer.partition('+')[2]} in a step is not in its training data"
+    return f"{state} is in its training data with {', '.join(sorted(formats))}, but not with {number}"
 
 
 def _sizes(found: Features, facts: Facts) -> Iterator[str]:
@@ -153,7 +154,7 @@ def _sizes(found: Features, facts: Facts) -> Iterator[str]:
             yield offence
     layers = int(_real(found).sum())
     if layers > facts.most_layers and _outside("layers", float(found.scalars[PLACE["layers"]]), facts) is None:
-        yield f"the number of layers, {layers:,}, is above the {facts.most_layers:,} of what it has learned"
+        yield f"the number of layers, {layers:,}, is above the maximum of its training data, {facts.most_layers:,}"
 
 
 def _outside(name: str, value: float, facts: Facts) -> str | None:
@@ -166,7 +167,7 @@ def _outside(name: str, value: float, facts: Facts) -> str | None:
         shown, least, most = (_number(name, one, digits) for one in (value, low, high))
         if shown not in (least, most):
             break
-    return f"{_words(name).format(shown)} lies outside what it has learned ({least} to {most})"
+    return f"{_words(name).format(shown)} is outside its training data ({least} to {most})"
 
 
 def _words(name: str) -> str:
@@ -179,7 +180,8 @@ def _words(name: str) -> str:
 
 
 def _number(name: str, value: float, digits: int = 2) -> str:
-    """As people write it. Sizes are log2(1 + size) in 32 bits, so of large ones only the first digits are exact."""
+    """The value with separators or in millions. Sizes are stored as log2(1 + size) in 32 bits, so only the first digits
+    of large sizes are exact."""
     plain = value if name in SETTINGS else float(2.0**value - 1.0)
     for unit, word in ((1e9, "billion"), (1e6, "million")):
         if plain >= unit:
@@ -200,22 +202,22 @@ def _unseen(found: Features, facts: Facts) -> Iterator[str]:
         if share > UNSEEN_SHARE:
             percent = f"{100 * share:.0f} % of its {of}"
             named = _called(found, of_kind, outputs if of == "outputs" else weights)
-            yield f"{_NAMES[kind]} layers{named}, {percent}, are in none of the networks it has learned from"
+            yield f"{_NAMES[kind]} layers{named}, {percent}, are not in its training data"
 
 
 def _called(found: Features, of_kind: NDArray[np.bool_], sizes: NDArray[np.float64]) -> str:
-    """Their class names, the largest first, to show the cause."""
+    """The class names of these layers, the largest first, to show the cause."""
     total: dict[str, float] = {}
     for name, is_one, size in zip(found.names, of_kind.tolist(), sizes.tolist(), strict=False):
         if is_one:
             total[name] = total.get(name, 0.0) + size
     names = sorted(total, key=lambda name: (-total[name], name))
-    more = f" and {len(names) - SAID} more" if len(names) > SAID else ""
-    return f" ({', '.join(names[:SAID])}{more})" if names else ""
+    more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
+    return f" ({', '.join(names[:MAX_SHOWN])}{more})" if names else ""
 
 
 def _sized(found: Features, name: str) -> NDArray[np.float64]:
-    """Of each layer. A token is the logarithm of a size plus a small constant, so that 0 has one."""
+    """This size of each layer. Tokens contain log2(size + LEAST_MIB), which exists for a size of 0 too."""
     return np.maximum(np.exp2(found.tokens[:, TOKEN.index(name)].astype(np.float64)) - LEAST_MIB, 0.0)
 
 
@@ -223,18 +225,20 @@ def _share(sizes: NDArray[np.float64], of_kind: NDArray[np.bool_]) -> float:
     return float(sizes[of_kind].sum() / max(sizes.sum(), LEAST_MIB))
 
 
-LEVEL = 0.99  # the level that was tested
-HELD: Mapping[Family, tuple[int, int]] = {
+# Result of `carma bench estimators` on models that people use (lab/results/gpumemnet/zoo.json): the number of runs
+# whose footprint stayed below the shipped model's bound, and the number of all runs.
+LEVEL = 0.99  # of the tested bound
+BOUND_HELD: Mapping[Family, tuple[int, int]] = {
     "mlp": (4, 4),
     "cnn": (71, 71),
     "transformer": (49, 55),
-}  # held, of all
+}
 
 
-def beware(model: Model) -> tuple[str, ...]:
-    """Nothing is known of models that were trained elsewhere."""
-    held, runs = HELD[model.facts.family]
+def bound_warning(model: Model) -> tuple[str, ...]:
+    """A warning if the bound of a shipped model held less often than its level. Other models were not tested."""
+    held, runs = BOUND_HELD[model.facts.family]
     if model.file.parent != SHIPPED or not model.facts.bounds or held >= LEVEL * runs:
         return ()
-    kept = f"of {runs} {model.facts.family}s that people use {held} kept to it ({100 * held / runs:.0f} %)"
-    return (f"the bound is made for runs like those of the data set; {kept}, where {100 * LEVEL:g} % was promised",)
+    share = f"{held} of {runs} {model.facts.family}s that people use ({100 * held / runs:.0f} %)"
+    return (f"the bound is made for runs like those of the data set; it held for {share}, not for {100 * LEVEL:g} %",)

@@ -1,4 +1,4 @@
-"""Processes that are forked from one that has imported torch: how they answer and how they end.
+"""Functions for processes that are forked from a parent that has imported torch: their answers, ends and errors.
 
 Standard library only.
 """
@@ -25,16 +25,18 @@ OOM_SIGNS = ("out of memory", "outofmemory", "alloc_failed", "memory_allocation"
 GPU_SIGNS = ("cuda", "cudnn", "cublas", "unable to find an engine")
 
 
-def end_with(parent: int, how: signal.Signals) -> None:
-    """This process gets the signal when its parent ends, however that ends; it ends at once if the parent is gone."""
-    LIBC.prctl(PR_SET_PDEATHSIG, how)
+def end_with(parent: int, number: signal.Signals) -> None:
+    """Lets the kernel send the signal to this process when its parent ends for any reason. If the parent has already
+    ended, this process exits at once."""
+    LIBC.prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 
 
 @contextlib.contextmanager
 def handled(number: signal.Signals, handler: Any) -> Iterator[None]:
-    """Sets the handler of a signal for a while. Only the main thread can do that; others go on without."""
+    """Sets the handler of a signal inside the block. Only the main thread can do that; in another thread the block runs
+    without it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -46,7 +48,7 @@ def handled(number: signal.Signals, handler: Any) -> Iterator[None]:
 
 
 def discard_output() -> None:
-    """Nothing that the libraries print is shown."""
+    """Redirects stdout and stderr of this process to /dev/null, including the output of C libraries."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -55,7 +57,7 @@ def discard_output() -> None:
 
 
 def answer_in_fork(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `ask` returns in a process of its own, so that CUDA is not started in this one."""
+    """Calls `ask` in a forked process and returns its result, so that CUDA is not initialised in this process."""
     reader, writer = os.pipe()
     parent = os.getpid()
     pid = os.fork()
@@ -74,11 +76,15 @@ def answer_in_fork(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     with os.fdopen(reader, "rb") as pipe:
         text = pipe.read()
     os.waitpid(pid, 0)
-    return dict(json.loads(text)) if text else {"gpu": None, "error": "the driver ended the process that asked"}
+    return (
+        dict(json.loads(text))
+        if text
+        else {"gpu": None, "error": "the process that reads the GPU ended without an answer"}
+    )
 
 
 def ended_by(status: int) -> str:
-    """How a process without a row ended, from the status of waitpid."""
+    """A sentence about the end of a process that has written no row; `status` is that of waitpid."""
     if os.WIFSIGNALED(status):
         return f"the process was ended by {signal.Signals(os.WTERMSIG(status)).name}"
     return f"the process ended with status {os.WEXITSTATUS(status)} and no row"

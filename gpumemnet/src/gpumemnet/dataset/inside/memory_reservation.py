@@ -1,7 +1,8 @@
-"""Which run may use GPU memory next. Pure: no processes, no clock.
+"""Decides which training run may use GPU memory next. Pure: no processes, no clock.
 
-A run reserves the generator's rough estimate with a margin, which is learned from the runs of its family. A run that
-does not fit lets smaller ones pass, so that the GPU stays full; but only PASSES times, so that large runs do start.
+A run reserves the generator's rough estimate times a margin, which is learned from the finished runs of its family.
+Later runs that fit may overtake a run that does not fit, so that the GPU stays full; but at most MAX_TIMES_PASSED
+times, so that large runs start too.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-MARGIN = 1.15  # until there are runs to learn from
-LEAST, MOST = 0.5, 2.0  # learned margins
-LEARN_FROM = 30  # runs of a family
-REMEMBER = 400
-EXCEEDING_SHARE = 0.25  # of runs that may exceed their reservation: others use less at the same time
-LARGE_MIB = 2048  # below it the rough estimate says little about a footprint
+MARGIN = 1.15  # until LEARN_FROM runs of the family are finished
+MIN_MARGIN, MAX_MARGIN = 0.5, 2.0  # of learned margins
+LEARN_FROM = 30  # runs
+MAX_REMEMBERED = 400  # runs of a family
+EXCEEDING_SHARE = 0.25  # share of runs that may exceed their reservation, because others use less than theirs
+LARGE_MIB = 2048  # a smaller rough estimate says little about the footprint, so the margin is not learned from it
 SLACK_MIB = 1024  # context, kernels and workspaces of the libraries
 CONTEXT_MIB = 700  # of a process that has a context and waits
-PASSES = 8
+MAX_TIMES_PASSED = 8
 QUEUES = ("light", "heavy")
 ALONE_SHARE = 0.6  # of the capacity: a run that needs more is run alone
 HEAVY_SHARE = 0.115  # of the capacity: a run that needs more is heavy
@@ -37,35 +38,36 @@ class Margins:
 
     def learn(self, config: dict[str, Any], footprint_mib: float) -> None:
         if config.get("guess_mib", 0) >= LARGE_MIB:
-            ratios = self.ratios.setdefault(config["family"], deque(maxlen=REMEMBER))
+            ratios = self.ratios.setdefault(config["family"], deque(maxlen=MAX_REMEMBERED))
             ratios.append((footprint_mib - SLACK_MIB) / config["guess_mib"])
 
     def margin(self, family: str) -> float:
         ratios = sorted(self.ratios.get(family, ()))
         if len(ratios) < LEARN_FROM:
             return MARGIN
-        return min(MOST, max(LEAST, ratios[int(len(ratios) * (1 - EXCEEDING_SHARE))] * 1.05))
+        return min(MAX_MARGIN, max(MIN_MARGIN, ratios[int(len(ratios) * (1 - EXCEEDING_SHARE))] * 1.05))
 
     def needed_mib(self, config: dict[str, Any]) -> int:
         return needed_mib(config, self.margin(config["family"]))
 
 
 class Reserving(Protocol):
-    """A worker, as far as memory is concerned."""
+    """The properties of a worker that concern memory."""
 
     queue: str
     need_mib: float  # at its peak
-    held_mib: float  # of that now; 0 if waiting runs are counted elsewhere
+    held_mib: float  # part of need_mib that it holds now; 0 where the memory of waiting runs is counted separately
     times_passed: int
 
 
-Asking = TypeVar("Asking", bound=Reserving)
+AnyReserving = TypeVar("AnyReserving", bound=Reserving)
 
 
-def admit(waiting: Sequence[Asking], free_mib: float) -> list[Asking]:
-    """Those of `waiting`, in their order, that may use their peak now. Counts how often others were passed."""
-    admitted: list[Asking] = []
-    passed: list[Asking] = []
+def admit(waiting: Sequence[AnyReserving], free_mib: float) -> list[AnyReserving]:
+    """The workers of `waiting`, in order, whose peak fits now. Increments `times_passed` of the workers that they
+    overtake."""
+    admitted: list[AnyReserving] = []
+    passed: list[AnyReserving] = []
     for worker in waiting:
         rise_mib = worker.need_mib - worker.held_mib
         if rise_mib <= free_mib:
@@ -73,7 +75,7 @@ def admit(waiting: Sequence[Asking], free_mib: float) -> list[Asking]:
             free_mib -= rise_mib
             for other in passed:
                 other.times_passed += 1
-        elif worker.times_passed >= PASSES:
+        elif worker.times_passed >= MAX_TIMES_PASSED:
             break
         else:
             passed.append(worker)
@@ -83,13 +85,14 @@ def admit(waiting: Sequence[Asking], free_mib: float) -> list[Asking]:
 class Queues:
     """Two queues of configs, light runs and heavy ones; each may use the whole GPU.
 
-    In one queue a heavy run would wait until the GPU is nearly empty, and everything behind it too. If each queue had
-    a part of the GPU, much of it would be unused. Here the queue that is behind chooses first, and the other one uses
-    the rest. If a run of the queue that is behind does not fit and the other queue is ahead by LEAD, the other queue
-    waits. So both end at the same time, and a run that stops early leaves a fair sample.
+    In a single queue, a heavy run would wait until the GPU is nearly empty, and all later runs would wait too. If each
+    queue had a part of the GPU, much of it would be unused. With two queues, the queue with the smaller share of runs
+    done (the queue that is behind) gets memory first, and the other queue gets the rest. If a run of the queue that is
+    behind does not fit and the other queue is ahead by LEAD, the other queue waits. So both queues end at the same
+    time, and a collection that stops early has a fair sample of both.
 
-    No run waits forever: a run that needs more than ALONE_SHARE is in no queue. A run that was passed PASSES times
-    blocks its queue, and in time the other one, until all running ones have ended.
+    No run waits forever: a run that needs more than ALONE_SHARE is in no queue. A run that was overtaken
+    MAX_TIMES_PASSED times blocks its queue, and after some time the other queue, until all running runs have ended.
 
     `begun`: for each queue, workers that have started and have no reservation yet.
     """
@@ -108,7 +111,7 @@ class Queues:
         return sum(map(len, self.waiting.values()))
 
     def take(self, begun: Mapping[str, int]) -> tuple[str, dict[str, Any]]:
-        """The next config: from the queue with fewer begun workers, else from the one that is behind."""
+        """The next config, from the queue with fewer begun workers, then from the queue with the smaller share done."""
         queues = [queue for queue in QUEUES if self.waiting[queue]]
         queue = min(queues, key=lambda queue: (begun[queue], self.done(queue, begun)))
         return queue, self.waiting[queue].popleft()
@@ -117,30 +120,31 @@ class Queues:
         """A config whose worker was ended before it had a reservation."""
         self.waiting[queue].appendleft(config)
 
-    def admit(self, waiting: Sequence[Asking], used_mib: float, begun: Mapping[str, int]) -> list[Asking]:
-        """Those of `waiting` that get a reservation now. `used_mib`: reservations of the others."""
+    def admit(self, waiting: Sequence[AnyReserving], used_mib: float, begun: Mapping[str, int]) -> list[AnyReserving]:
+        """The workers of `waiting` that get a reservation now. `used_mib`: memory that other workers have reserved."""
         behind, ahead = sorted(QUEUES, key=lambda queue: self.done(queue, begun))
         free_mib = self.capacity_mib - used_mib
-        asking = [worker for worker in waiting if worker.queue == behind]
-        admitted = admit(asking, free_mib)
-        if len(admitted) < len(asking) and self.done(ahead, begun) - self.done(behind, begun) > LEAD:
+        first = [worker for worker in waiting if worker.queue == behind]
+        admitted = admit(first, free_mib)
+        if len(admitted) < len(first) and self.done(ahead, begun) - self.done(behind, begun) > LEAD:
             return admitted
         free_mib -= sum(worker.need_mib for worker in admitted)
         return admitted + admit([worker for worker in waiting if worker.queue == ahead], free_mib)
 
     def done(self, queue: str, begun: Mapping[str, int]) -> float:
-        """The share of the queue that has had a reservation."""
+        """The share of the queue's runs that have had a reservation."""
         left = len(self.waiting[queue]) + begun[queue]
         return 1 - left / self.totals[queue] if self.totals[queue] else 1.0
 
 
 def admit_to_turns(
-    waiting: Sequence[Asking], running: Sequence[Reserving], resting: Sequence[Reserving], free_mib: float
-) -> list[Asking]:
-    """Those of `waiting` that may train now, if each is to train once more while the others rest.
+    waiting: Sequence[AnyReserving], running: Sequence[Reserving], resting: Sequence[Reserving], free_mib: float
+) -> list[AnyReserving]:
+    """The workers of `waiting` that may train now, when workers take turns: each trains while the others rest.
 
-    A resting worker holds less than at its peak, so memory for the highest peak must stay free. `free_mib`: memory that
-    no worker holds. The first may train in any case if no other one trains or rests.
+    A resting worker holds less than its peak and will train again, so memory for the highest peak of a resting worker
+    must stay free. `free_mib`: memory that no worker holds. The first worker may always train if no other trains or
+    rests.
     """
     rises_mib = [worker.need_mib - worker.held_mib for worker in running]
     peak_mib = max((worker.need_mib - worker.held_mib for worker in resting), default=0.0)
