@@ -89,7 +89,7 @@ def not_installed(purpose: str, distribution: str) -> NotInstalled:
     package = PACKAGES[distribution]
     return NotInstalled(
         f"`{purpose}` needs the distribution {package}, which is not installed",
-        f"Run `pip install {package}`; in a checkout: `pip install ./{distribution}`.",
+        f"Run `pip install ./{distribution}` in the directory of CARMA's source code.",
     )
 
 

@@ -169,6 +169,9 @@ def test_a_file_that_is_not_understood_is_named(paths: Paths, content: bytes) ->
 def test_a_directory_in_the_place_of_the_file_is_an_error(paths: Paths) -> None:
     paths.config_file.mkdir()
     assert "cannot be read" in refused(paths)
+    with pytest.raises(BadSettings) as caught:
+        load_settings(paths, {})
+    assert "CARMA_HOME" in caught.value.hint
 
 
 def test_describe_lists_every_setting_with_a_sentence(paths: Paths) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from carma.cli import parsers as parse
+from carma.cli.error_output import note
 from carma.core.model.units import parse_mib
 from carma.errors import Usage
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 MAX_WHOLE = 10**15 - 1
 MAX_IDS = 10_000  # of one range
+SMALL_TASK_MIB = 200  # the context of a process alone takes 200 to 600 MiB
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
@@ -111,8 +113,17 @@ def _id(text: str) -> int:
     return ids[0]
 
 
+def _gpu_memory(text: str) -> int:
+    mib = parse_mib(text)
+    if mib < SMALL_TASK_MIB:
+        meant = f"; did you mean {text.strip()}GiB?" if re.fullmatch(r"\s*[0-9.]+\s*", text) else ""
+        note(f"--gpu-mem {text.strip()} is {mib} MiB, less than the CUDA context of a task{meant}")
+    return mib
+
+
 ID = Parsed("ID", _id)
 SIZE = Parsed("SIZE", parse_mib)  # in MiB
+GPU_MEMORY = Parsed("SIZE", _gpu_memory)  # of a task, in MiB
 TIME = Parsed("TIME", parse.parse_grace)  # in seconds
 IDS = Parsed("ID", _ids)  # `12`, or the range `40-49`
 

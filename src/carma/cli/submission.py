@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import stat
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +16,7 @@ from carma.cli import parsers as parse
 from carma.cli import rad_file, sweep, task_file
 from carma.cli.connection import ask
 from carma.cli.error_output import note
-from carma.cli.task_flags import IGNORED
+from carma.cli.task_flags import CARMA_ONLY, IGNORED
 from carma.cli.verb import AFTER_DASHES
 from carma.client import Client
 from carma.core.model.units import show_count
@@ -25,6 +27,7 @@ from carma.wire.api_types import ArrayAsk, SubmitRequest
 Flags = dict[str, Any]
 NOT_IN_FILES = ("file", "stdin", "parsable", "as_json", "wait", "help", "words")
 EXAMPLE = "try: carma submit --gpu-mem 8GiB -- python train.py"
+FILES = "name a task file (.toml or .rad) or a script that exists"
 HELP = "`carma submit --help` lists the options"
 
 
@@ -45,7 +48,10 @@ def requests(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> list[S
             note(f"{names[-1]} {why}")
     params = sweep.read_params(asked.flags.get("param") or ())
     if "begin_at" in asked.flags:  # by the daemon's clock, which runs faster than real time for virtual GPUs
-        asked.flags["begin_at"] = parse.parse_begin(asked.flags["begin_at"], ask(Client.server).now)
+        now = ask(Client.server).now
+        asked.flags["begin_at"] = parse.parse_begin(asked.flags["begin_at"], now)
+        if asked.flags["begin_at"] < now:
+            note("the time of --begin has passed, so it delays nothing")
     made = []
     for place, command in enumerate(asked.commands):
         for filled, chosen in sweep.combinations(command, params) if params else [(command, {})]:
@@ -53,7 +59,26 @@ def requests(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> list[S
             if asked.places:
                 _check_runnable(request.spec, asked.places[place])
             made.append(request)
+    for script in dict.fromkeys(missing for request in made if (missing := _missing_script(request.spec))):
+        note(f"there is no file {script} now; the task fails unless it exists when the task starts")
     return made
+
+
+def _missing_script(spec: TaskSpec) -> str:
+    """The script of `python SCRIPT.py` if it does not exist; otherwise an empty text."""
+    program, *rest = spec.command
+    if not re.fullmatch(r"(.*/)?python[0-9.]*", program):
+        return ""
+    words = iter(rest)
+    for word in words:
+        if word in ("-m", "-c", "-"):
+            return ""
+        if word in ("-W", "-X"):
+            next(words, "")
+        elif not word.startswith("-"):
+            exists = os.path.lexists(os.path.join(spec.directory, word))
+            return word if word.endswith(".py") and not exists else ""
+    return ""
 
 
 def _check_runnable(spec: TaskSpec, place: str) -> None:
@@ -85,10 +110,20 @@ def _asked(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> Asked:
         lines = sweep.read_commands(sys.stdin)
         return Asked(given, tuple(lines.values()), {}, tuple(f"standard input, line {number}" for number in lines))
     if "wrap" in given:
+        if not given["wrap"].strip():
+            raise Usage("the command line of --wrap is empty", EXAMPLE)
         return Asked(given, (("/bin/sh", "-c", given["wrap"]),), {})
     if after:
         return Asked(given, (after,), {})
+    _note_misplaced(words)
     return _from_words(ctx, given, words)
+
+
+def _note_misplaced(words: tuple[str, ...]) -> None:
+    """Options of CARMA after the program are arguments of the program; `--` before it says that this is meant."""
+    for word in words[1:]:
+        if (option := word.partition("=")[0]) in CARMA_ONLY:
+            note(f"{option} follows {words[0]}, so it is its argument; options of CARMA precede the command")
 
 
 def _from_words(ctx: click.Context, given: Flags, words: tuple[str, ...]) -> Asked:
@@ -97,7 +132,7 @@ def _from_words(ctx: click.Context, given: Flags, words: tuple[str, ...]) -> Ask
     is_named = "file" in given or path.suffix in (".rad", ".toml", ".sh")
     if is_named and not path.is_file() and shutil.which(str(path)) is None:
         kind = "is a directory" if path.is_dir() else "is not a regular file" if os.path.lexists(path) else ""
-        raise BadTaskFile(f"{path} {kind}, not a task file" if kind else f"there is no file {path}", EXAMPLE)
+        raise BadTaskFile(f"{path} {kind}, so it is no task file" if kind else f"there is no file {path}", FILES)
     if path.suffix == ".rad":
         return _from_rad(given, path)
     if path.suffix == ".toml":
@@ -239,9 +274,19 @@ def _directory(chdir: str | None) -> str:
         hint = "change to another directory, or give --chdir DIR"
         raise NotRunnable("the current directory no longer exists", hint) from None
     path = os.path.abspath(os.path.join(here, os.path.expanduser(chdir))) if chdir else here
-    if "\0" in path or not _is_text(path) or not os.path.isdir(path):
+    if "\0" in path or not _is_text(path) or not _is_directory(path):
         raise NotRunnable(f"the working directory {path!r} does not exist", "give an existing one: --chdir DIR")
     return path
+
+
+def _is_directory(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except PermissionError:
+        hint = "give a directory that you may enter: --chdir DIR"
+        raise NotRunnable(f"the working directory {path!r} cannot be reached: permission denied", hint) from None
+    except OSError:
+        return False
 
 
 def _environment(export: str | None, added: dict[str, str]) -> dict[str, str]:

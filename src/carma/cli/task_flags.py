@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from carma.cli import parsers as parse
-from carma.cli.option_types import SIZE, TIME, Function, Parsed, non_empty, whole
+from carma.cli.error_output import note
+from carma.cli.option_types import GPU_MEMORY, TIME, Function, Parsed, non_empty, whole
 from carma.cli.verb import command_words
 from carma.core.model.units import parse_duration_s
 
@@ -26,15 +27,32 @@ def _begin(text: str) -> str:
     return text  # parsed again with the daemon's clock
 
 
+def _gpus(text: str) -> int:
+    count = parse.parse_gpus(text)
+    _note_type(text.rpartition(":")[0])
+    return count
+
+
+def _gres(text: str) -> int:
+    count = parse.parse_gres(text)
+    _note_type(":".join(part for part in text.strip().split(":")[1:] if not part.isdigit()))
+    return count
+
+
+def _note_type(name: str) -> None:
+    if name:
+        note(f"the GPU type {name!r} has no effect: CARMA chooses among all GPUs of the server")
+
+
 _FILE = non_empty("FILE")
 _LIMIT = Parsed("TIME", parse_duration_s)
 _WARNING = Parsed("SIG@S", parse.parse_warning)
 _DEPENDENCY = Parsed("WHEN:ID", parse.parse_dependencies)
 _SAVE_SIGNAL = Parsed("SIG", parse.parse_save_signal)
 OPTIONS: tuple[tuple[str, Any, str], ...] = (
-    ("-G --gpus", Parsed("N", parse.parse_gpus), "Number of GPUs (default 1)."),
-    ("--gpu-mem gpu_memory_mib", SIZE, "Memory that the task needs on each GPU: 12GiB, 512M; plain: MiB."),
-    ("--gres", Parsed("gpu:N", parse.parse_gres), "Number of GPUs, in Slurm's form."),
+    ("-G --gpus", Parsed("N", _gpus), "Number of GPUs (default 1)."),
+    ("--gpu-mem gpu_memory_mib", GPU_MEMORY, "Memory that the task needs on each GPU: 12GiB, 512M; plain: MiB."),
+    ("--gres", Parsed("gpu:N", _gres), "Number of GPUs, in Slurm's form."),
     ("-t --time time_limit_s", _LIMIT, "Time limit: minutes, HH:MM:SS, D-HH:MM:SS, 90s, 2h."),
     ("-J --job-name --name name", non_empty("NAME"), "Name of the task (default: its program)."),
     ("-D --chdir", non_empty("DIR"), "Working directory (default: the current directory)."),
@@ -73,6 +91,16 @@ IGNORED: dict[str, tuple[tuple[str, ...], str]] = {
     "mail_type": (("--mail-type",), "has no effect: no mail is sent"),
     "mail_user": (("--mail-user",), "has no effect: no mail is sent"),
 }
+CARMA_ONLY = (  # long options that a training script is unlikely to have
+    "--gpu-mem",
+    "--gres",
+    "--checkpoint-signal",
+    "--checkpoint-grace",
+    "--max-oom-retries",
+    "--threads-percent",
+    "--no-requeue",
+    "--nonblock",
+)
 SOURCES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--file", {"type": click.Path(), "metavar": "FILE"}, "Task file (.toml or .rad) or script to submit."),
     ("--wrap", {"metavar": "TEXT"}, "Command line to run with `sh -c`."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from carma.cli.connection import connect, for_each
-from carma.cli.option_types import SIZE, Parsed, non_empty, whole
+from carma.cli.option_types import GPU_MEMORY, Parsed, non_empty, whole
 from carma.cli.verb import task_ids, verb
 from carma.client import Client
 from carma.core.model.units import parse_duration_s
@@ -22,7 +22,7 @@ carma update 12 13 --priority 10 --time 02:00:00
 @task_ids()
 @click.option("-J", "--job-name", "--name", "name", type=non_empty("NAME"), help="New name.")
 @click.option("--priority", type=whole(-10_000, 10_000), help="New priority; higher starts first.")
-@click.option("--gpu-mem", "gpu_memory_mib", type=SIZE, help="New memory on each GPU.")
+@click.option("--gpu-mem", "gpu_memory_mib", type=GPU_MEMORY, help="New memory on each GPU.")
 @click.option("-t", "--time", "time_limit_s", type=Parsed("TIME", parse_duration_s), help="New time limit.")
 @click.option("--comment", metavar="TEXT", help="New comment.")
 def command(ids: list[int], **changes: str | int | float | None) -> int:

@@ -20,6 +20,8 @@ from carma.errors import BadSettings, PluginError
 from carma.paths import Paths
 from carma.plugins import load_policy, policy_name
 
+_FIX_SETTING = "`carma config show --verbose` describes all settings"
+_FIX_FILE = "correct the file, make it readable for you, or choose another directory with CARMA_HOME"
 Origin = str  # "default", a file's path, "environment CARMA_GATE__SM_ACTIVE", "flag --policy"
 DEFAULT: Origin = "default"
 
@@ -64,8 +66,9 @@ def load_settings(
     """`flags` are values by dotted name; None stands for a flag that was not given."""
     values: dict[str, object] = {}
     origins: dict[str, Origin] = dict.fromkeys(catalogue(), DEFAULT)
+    unusable: list[str] = []  # files that cannot be read at all
     problems: list[str] = []
-    for given in _all_given(paths, environ, flags or {}, problems):
+    for given in _all_given(paths, environ, flags or {}, unusable, problems):
         setting = find(given.name)
         if setting is None:
             problems.append(_unknown(given))
@@ -76,8 +79,8 @@ def load_settings(
         except (ValueError, OverflowError):
             place = f"{setting.name} = {given.value!r} (in {given.origin})"
             problems.append(f"{place} is not a valid value: it must be {setting.allowed}")
-    if problems:
-        raise BadSettings("\n".join(problems), "`carma config show --verbose` describes all settings")
+    if unusable or problems:
+        raise BadSettings("\n".join(unusable + problems), _FIX_FILE if unusable else _FIX_SETTING)
     return LoadedSettings(_build(values), origins)
 
 
@@ -97,12 +100,16 @@ def describe(settings: Settings, origins: Mapping[str, Origin]) -> list[SettingL
 
 
 def _all_given(
-    paths: Paths | None, environ: Mapping[str, str], flags: Mapping[str, object], problems: list[str]
+    paths: Paths | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, object],
+    unusable: list[str],
+    problems: list[str],
 ) -> Iterator[_Given]:
     """In increasing order of precedence."""
     for file in (paths.system_config_file, paths.config_file) if paths is not None else ():
         if file is not None:
-            yield from _from_file(file, problems)
+            yield from _from_file(file, unusable, problems)
     for variable, text in sorted(environ.items()):
         if variable.startswith("CARMA_") and "__" in variable:
             name = variable.removeprefix("CARMA_").lower().replace("__", ".", 1)
@@ -112,16 +119,16 @@ def _all_given(
             yield _Given(name, value, f"flag {FLAGS.get(name, '--set ' + name)}")
 
 
-def _from_file(file: Path, problems: list[str]) -> Iterator[_Given]:
+def _from_file(file: Path, unusable: list[str], problems: list[str]) -> Iterator[_Given]:
     try:
         tree = tomllib.loads(file.read_bytes().decode())
     except FileNotFoundError:
         return
     except OSError as error:
-        problems.append(f"{file} cannot be read: {error.strerror}")
+        unusable.append(f"{file} cannot be read: {error.strerror}")
         return
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        problems.append(f"{file} is not TOML: {error}")
+        unusable.append(f"{file} is not TOML: {error}")
         return
     for section, content in tree.items():
         if section in sections() and not isinstance(content, dict):

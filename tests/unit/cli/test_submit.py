@@ -39,10 +39,54 @@ def sent(daemon: FakeDaemon, *words: str, **more: Any) -> SubmitRequest:
 
 def test_parsable_prints_the_id_alone(daemon: FakeDaemon) -> None:
     flags = ["--gpus", "2", "--gpu-mem", "12GiB", "--exclusive", "--time", "00:10:00"]
-    result = call("submit", "--parsable", *flags, "--", "python", "train.py")
+    result = call("submit", "--parsable", *flags, "--", "true")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "1\n", "")
     spec = daemon.asked("submit")[0].spec
     assert (spec.gpus, spec.gpu_memory_mib, spec.exclusive, spec.time_limit_s) == (2, 12 * 1024, True, 600.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--gpu-mem", "3", "--", "true"], "3 MiB, less than the CUDA context of a task; did you mean 3GiB?"),
+        (["--gpu-mem", "1.5", "--", "true"], "did you mean 1.5GiB?"),
+        (["--gpu-mem", "64M", "--", "true"], "64 MiB, less than"),
+        (["--begin", "2020-01-01", "--", "true"], "--begin has passed"),
+        (["--gres", "gpu:a100:1", "--", "true"], "GPU type 'a100'"),
+        (["--gpus", "a100:1", "--", "true"], "GPU type 'a100'"),
+        (["python", "/train.py", "--gpu-mem", "3G"], "--gpu-mem follows python"),
+        (["python", "/train.py", "--gpu-mem=3G"], "--gpu-mem follows python"),
+        (["--param", "i=1,2", "--", "/x/python3.11", "-u", "-W", "error", "nosuch.py", "{i}"], "nosuch.py"),
+    ],
+)
+def test_a_submission_that_is_surely_meant_otherwise_is_accepted_with_a_note(
+    daemon: FakeDaemon, words: list[str], said: str
+) -> None:
+    result = call("submit", *words)
+    assert (result.exit_code, len(daemon.asked("submit"))) == (0, 2 if "--param" in words else 1)
+    assert [said in line for line in result.stderr.splitlines() if line.startswith("carma: note: ")].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--gpu-mem", "4000", "--begin", "now", "--gres", "gpu:2", "--", "true"],
+        ["--", "python", "-c", "1", "nosuch.py", "--gpu-mem", "3G"],
+        ["--", "python", "-m", "nosuch.py"],
+        ["--", "python", "-", "nosuch.py"],
+        ["--", "python", __file__],
+        ["--", "env", "nosuch.py"],
+    ],
+)
+@pytest.mark.usefixtures("daemon")
+def test_usual_submissions_have_no_note(words: list[str]) -> None:
+    result = call("submit", *words)
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_an_empty_command_line_for_the_shell_is_refused(daemon: FakeDaemon) -> None:
+    assert call("submit", "--wrap", " ").exit_code == 2
+    assert daemon.asked("submit") == []
 
 
 def test_everything_after_the_dashes_is_untouched(daemon: FakeDaemon) -> None:

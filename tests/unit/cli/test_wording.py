@@ -48,6 +48,11 @@ SUBMIT = (
     "submit --chdir /nowhere -- true",
     "submit --file /nowhere",
     "submit --file /dev/null",
+    "submit --file .",
+    "submit nosuch.sh",
+    "submit --gpu-mem 3 -- true",
+    "submit --begin 2020-01-01 --gres gpu:a100:1 -- true",
+    "submit python nosuch.py --gpu-mem 3G",
     "submit --mem 4G -c 8 -p gpu -- true",
 )
 OTHERS = (
