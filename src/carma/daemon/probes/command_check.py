@@ -9,12 +9,16 @@ directory may hang, and root would reveal what the submitter may not see. Nothin
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import stat
 from collections.abc import Iterator
 
 from carma.core.model.values import TaskSpec
 from carma.errors import NotRunnable
 from carma.launch.output_paths import PLACEHOLDERS, before_placeholders, unknown_placeholder
+
+SHELL_BUILTINS = ("alias", "cd", "exec", "export", "module", "set", "source", "ulimit", "unset")  # with no program
 
 
 def check_runnable(spec: TaskSpec) -> None:
@@ -61,6 +65,9 @@ def _check_directory(directory: str) -> None:
 def _check_program(spec: TaskSpec) -> None:
     program = spec.command[0]
     denied = ""
+    if (program in (".", "..") or "/" in program) and os.path.isdir(os.path.join(spec.directory, program)):
+        hint = f"name a program in it, for example: carma submit -- python {os.path.join(program, 'train.py')}"
+        raise NotRunnable(f"the command {program} is a directory, not a program", hint)
     for path in candidates(spec):
         try:
             is_directory = stat.S_ISDIR(os.stat(path).st_mode)
@@ -81,14 +88,26 @@ def _refusal(program: str, directory: str, denied: str) -> NotRunnable:
     """`denied`: the first file of that name that the user may not execute."""
     if denied:
         return NotRunnable(f"{denied} is not executable for you", f"chmod +x {denied}, or name its interpreter first")
+    hint = _form_hint(program)
     if program.startswith("/"):
-        return NotRunnable(f"the program {program} does not exist")
+        return NotRunnable(f"the program {program} does not exist", hint)
     if "/" in program:
-        return NotRunnable(f"the program {program} does not exist in {directory}")
+        return NotRunnable(f"the program {program} does not exist in {directory}", hint)
     return NotRunnable(
         f"the program {program!r} is not in any directory of PATH",
-        "give its full path, or activate the environment that has it before you submit",
+        hint or "give its full path, or activate the environment that has it before you submit",
     )
+
+
+def _form_hint(program: str) -> str:
+    """What to do with a word that only a shell would understand; empty for others."""
+    if re.match(r"[A-Za-z_]\w*=", program):
+        return f"no shell interprets the command; set the variable with --export=ALL,{program}"
+    if any(character.isspace() for character in program):
+        return f"no shell interprets the command: remove the quotes, or write --wrap {shlex.quote(program)}"
+    if program in SHELL_BUILTINS:
+        return f"{program!r} is a command of the shell; write for example --wrap '{program} … && python train.py'"
+    return ""
 
 
 def candidates(spec: TaskSpec) -> Iterator[str]:
@@ -120,4 +139,5 @@ def _check_output(flag: str, template: str, directory: str) -> None:
     except OSError as error:
         raise NotRunnable(f"--{flag} {template} cannot be used: {error.strerror}") from error
     if fixed == template.replace("%%", "%") and os.path.isdir(path):
-        raise NotRunnable(f"--{flag}: {path} is a directory", f"name a file, for example {path.rstrip('/')}/%j.out")
+        hint = f"name a file, for example {os.path.normpath(path)}/%j.out"
+        raise NotRunnable(f"--{flag}: {path} is a directory", hint)
