@@ -140,6 +140,28 @@ def test_the_answer_does_not_tell_what_is_in_a_directory_that_is_closed_to_the_u
     with_probes(work)
 
 
+def test_output_that_the_user_may_not_write_is_refused(place: Path) -> None:
+    own, other = place / "own", place / "other"
+    for path, user in ((own, ALICE), (other, BOB)):
+        path.mkdir()
+        os.chown(path, user.uid, user.gid)
+        (path / "log").write_text("")
+        os.chown(path / "log", user.uid, user.gid)
+
+    async def work(probes: Probes) -> None:
+        for output in ("new", "log", "%j.out", "/dev/null"):
+            assert await refused(probes, ALICE, output=str(own / output)) == ""
+        for output in ("new", "new-%j.out"):
+            assert f"may not create files in {other}" in await refused(probes, ALICE, output=str(other / output))
+        assert f"may not write to {other / 'log'}" in await refused(probes, ALICE, error=str(other / "log"))
+        other.chmod(0o700)
+        assert "cannot be reached: permission denied" in await refused(
+            probes, ALICE, output=str(other / "logs" / "new")
+        )
+
+    with_probes(work)
+
+
 def test_frameworks_are_found_as_far_as_the_user_may_read(place: Path) -> None:
     site = environment_at(place / "v", "2.11.0")
 

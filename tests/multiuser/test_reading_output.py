@@ -140,8 +140,11 @@ def test_links_that_are_exchanged_during_requests_never_yield_a_file_of_root(dae
     mark = secrets.token_hex(16)
     (private / "shadow").write_text(mark)
     folder = alice.folder(f"race-{mark[:6]}")
-    inner, outer = alice.own_link(folder / "link", daemon.paths.log_dir), alice.own_link(folder / "other", private)
-    task = submit(alice, daemon, "true", output=f"{inner}/shadow")
+    inner, outer = alice.own_link(folder / "link", folder), alice.own_link(folder / "other", private)
+    task = submit(alice, daemon, "true", output=f"{inner}/shadow", held=True)
+    inner.unlink()
+    alice.own_link(inner, daemon.paths.log_dir)
+    ask_as(alice, daemon, "POST", f"/tasks/{task}/release")
     assert ended(daemon, task).exit_code == 126
 
     def read_often() -> list[bytes]:
@@ -288,3 +291,22 @@ def test_a_pipe_in_the_place_of_the_output_does_not_stop_the_daemon(daemon: Daem
     assert ended(daemon, task).exit_code == 3
     assert ask_as(alice, daemon, "GET", f"/tasks/{task}/logs").status == 404
     assert ask_as(bob, daemon, "GET", "/server").status == 200
+
+
+def test_output_in_a_directory_that_was_closed_meanwhile_is_explained(daemon: Daemon, alice: Person) -> None:
+    folder = alice.folder("closed-later")
+    task = shell(alice, daemon, "echo done", output=str(folder / "out"))
+    assert ended(daemon, task).exit_code == 0
+    os.chown(folder, 0, 0)
+    folder.chmod(0o700)
+    ran = run_cli(alice, daemon.home, "logs", str(task))
+    assert f"cannot read the output of task {task}: {folder}/out: permission denied" in ran.err
+    assert f"`carma show {task}` prints how the task ended" in ran.err
+
+
+def test_a_working_directory_that_cannot_be_reached_is_not_said_to_be_missing(
+    daemon: Daemon, alice: Person, bob: Person
+) -> None:
+    closed = bob.folder("closed", 0o700)
+    ran = run_cli(alice, daemon.home, "submit", "-D", str(closed / "below"), "--", "true")
+    assert f"the working directory '{closed}/below' cannot be reached: permission denied" in ran.err

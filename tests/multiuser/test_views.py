@@ -91,6 +91,17 @@ def test_a_route_tells_nothing_of_what_another_users_task_runs(
     assert all(marked.mark.encode() in body for body in own)  # the mark is there for its owner
 
 
+def test_the_report_shows_to_everyone_the_sums_of_what_history_shows(
+    daemon: Daemon, alice: Person, bob: Person
+) -> None:
+    task = ended(daemon, shell(bob, daemon, "sleep 0.2")).id
+    seen = next(one for one in ask_as(alice, daemon, "GET", "/history?user=all").json if one["id"] == task)
+    assert seen["user"] == bob.name
+    users = {row["user"]: row["work"] for row in ask_as(alice, daemon, "GET", "/report?since=0").json["users"]}
+    assert users == {row["user"]: row["work"] for row in ask_as(bob, daemon, "GET", "/report?since=0").json["users"]}
+    assert users[bob.name]["ended"]["succeeded"] >= 1
+
+
 def test_the_stream_of_events_tells_nothing_of_what_another_users_task_runs(
     daemon: Daemon, alice: Person, bob: Person
 ) -> None:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
@@ -22,7 +23,7 @@ from carma.cli.connection import PersistentConnection, connect
 from carma.cli.error_output import INTERRUPTED, complain
 from carma.cli.wording import ending, exit_code_of, id_ranges
 from carma.client import Client, Logs
-from carma.errors import CarmaError, NotFound, Unreachable
+from carma.errors import CarmaError, NotAllowed, NotFound, Unreachable
 from carma.wire.api_types import AttemptView, TaskView
 
 POLL_S = 1.0
@@ -40,10 +41,24 @@ def open_output(client: Client, task: int, *, stream: str, attempt: int | None, 
     except NotFound:
         chosen = [each for each in client.task(task).attempts if attempt in (None, each.number)]
         name = "" if not chosen else chosen[-1].stderr if stream == "stderr" else chosen[-1].stdout
-        if not name or not Path(name).is_file():
+        if not name or not _is_output(Path(name), task):
             raise
     offset = 0 if tail is None else _tail_offset(Path(name), tail)
     return Logs(offset, _read(Path(name), offset, task, attempt, follow))
+
+
+def _is_output(path: Path, task: int) -> bool:
+    """Raises NotAllowed if this user may not read the file."""
+    try:
+        if not path.is_file():
+            return False
+        allowed = os.access(path, os.R_OK)
+    except PermissionError:
+        allowed = False
+    if not allowed:
+        hint = f"`carma show {task}` prints how the task ended"
+        raise NotAllowed(f"cannot read the output of task {task}: {path}: permission denied", hint)
+    return True
 
 
 def _tail_offset(path: Path, tail: int) -> int:

@@ -18,6 +18,7 @@ from carma.core.model.values import TaskSpec
 from carma.errors import NotRunnable
 from carma.launch.output_paths import PLACEHOLDERS, before_placeholders, unknown_placeholder
 
+_OWN_FILE = "name a file in a directory of yours, for example with a full path"
 SHELL_BUILTINS = ("alias", "cd", "exec", "export", "module", "set", "source", "ulimit", "unset")  # with no program
 
 
@@ -121,8 +122,7 @@ def candidates(spec: TaskSpec) -> Iterator[str]:
 
 
 def _check_output(flag: str, template: str, directory: str) -> None:
-    """Checks the part of the path that is the same for every task and attempt. Whether the file can be written shows at
-    the start."""
+    """Checks the part of the path that is the same for every task and attempt."""
     if (place := unknown_placeholder(template)) is not None:
         known = ", ".join(f"%{letter} {meaning}" for letter, meaning in PLACEHOLDERS.items())
         raise NotRunnable(f"{place!r} in --{flag} {template} is unknown", f"known are {known}")
@@ -132,12 +132,23 @@ def _check_output(flag: str, template: str, directory: str) -> None:
     try:
         if not stat.S_ISDIR(os.stat(folder).st_mode):
             raise NotRunnable(f"--{flag} {template}: {folder} is not a directory")
-    except PermissionError:
-        return
+    except PermissionError as error:
+        raise NotRunnable(f"--{flag} {template}: {folder} cannot be reached: permission denied", _OWN_FILE) from error
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotRunnable(f"--{flag} {template}: there is no directory {folder}", f"mkdir -p {folder}") from error
     except OSError as error:
         raise NotRunnable(f"--{flag} {template} cannot be used: {error.strerror}") from error
-    if fixed == template.replace("%%", "%") and os.path.isdir(path):
+    is_whole = fixed == template.replace("%%", "%")
+    if is_whole and os.path.isdir(path):
         hint = f"name a file, for example {os.path.normpath(path)}/%j.out"
         raise NotRunnable(f"--{flag}: {path} is a directory", hint)
+    _check_may_write(f"--{flag} {template}", path, folder, is_whole, in_folder="/" not in template[len(fixed) :])
+
+
+def _check_may_write(named: str, path: str, folder: str, is_whole: bool, in_folder: bool) -> None:
+    """`is_whole`: `path` has no placeholders; `in_folder`: the file lies in `folder`, not in a directory below it."""
+    if is_whole and os.path.lexists(path):
+        if os.path.exists(path) and not os.access(path, os.W_OK):
+            raise NotRunnable(f"{named}: you may not write to {path}", _OWN_FILE)
+    elif in_folder and not os.access(folder, os.W_OK | os.X_OK):
+        raise NotRunnable(f"{named}: you may not create files in {folder}", _OWN_FILE)
