@@ -89,7 +89,7 @@ def make_directories(paths: Paths) -> None:
     modes (the database 0600, an attempt's directory its owner's).
     """
     mode = 0o755 if os.geteuid() == 0 else 0o700
-    for directory in (paths.state_dir, paths.log_dir, paths.socket.parent, paths.daemon_log.parent):
+    for directory in _directories(paths):
         try:
             _check_components(directory)
             _make(directory, mode)
@@ -99,6 +99,23 @@ def make_directories(paths: Paths) -> None:
                 f"the directory {directory} cannot be created: {error.strerror}",
                 "Set CARMA_HOME to a directory of yours on a disk with free space.",
             ) from error
+
+
+def check_directories(paths: Paths) -> None:
+    """Raises what `make_directories` would raise for the directories that exist; creates nothing."""
+    for directory in _directories(paths):
+        _check_components(directory)
+        if directory.is_dir():
+            _check_owner(directory)
+
+
+def _directories(paths: Paths) -> tuple[Path, ...]:
+    return paths.state_dir, paths.log_dir, paths.socket.parent, paths.daemon_log.parent
+
+
+def not_for_others(path: str) -> str:
+    """The first directory or file on this path that other users cannot enter or execute; empty if there is none."""
+    return next((place for place, found in _components(path) if not found.st_mode & stat.S_IXOTH), "")
 
 
 def _make(directory: Path, mode: int) -> None:

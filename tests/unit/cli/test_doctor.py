@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -455,6 +456,39 @@ def test_carma_up_names_a_daemon_for_all_users_that_manages_the_same_gpus(
             daemon.answers["gpus"] = [gpu_view(0, kind=kind)]
             up._greet(detached=True)
             assert (str(server.home) in capsys.readouterr().err) is is_named
+
+
+def test_a_home_that_the_daemon_refuses_is_bad(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home").chmod(0o777)
+    found = findings(Machine(gpu(0)))["home"]
+    assert (found.verdict, bool(found.hint)) == ("bad", True)
+    assert f"{tmp_path}/home can be written by all users" in found.text
+
+
+def test_unknown_administrators_are_a_warning_that_the_start_prints() -> None:
+    machine = Machine(gpu(0), daemon__admins=["root", "no-such-user"])
+    found = findings(machine)["admins"]
+    assert found.verdict == "warn"
+    assert "'no-such-user'" in found.text
+    assert "'root'" not in found.text
+    assert found.limitation in limitations(machine)
+    assert "admins" not in findings(Machine(gpu(0), daemon__admins=["root"]))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root's daemon serves other users")
+def test_a_python_that_only_root_can_run_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:  # unlike pytest's, it can be opened for all users
+        program = Path(made, "bin", "python")
+        program.parent.mkdir()
+        program.symlink_to("/bin/sh")
+        monkeypatch.setattr("sys.executable", str(program))
+        os.chmod(made, 0o755)
+        assert findings(Machine(gpu(0)))["python"].verdict == "ok"
+        os.chmod(made, 0o700)
+        found = findings(Machine(gpu(0)))["python"]
+    assert found.verdict == "warn"
+    assert f"{made} is closed to them" in found.text
 
 
 def test_a_finding_of_several_lines_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:

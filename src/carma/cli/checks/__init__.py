@@ -17,6 +17,7 @@ CHECKS: tuple[Check, ...] = (
     installation.home,
     installation.disk,
     installation.settings,
+    installation.admins,
     installation.daemon,
     gpu_checks.driver,
     gpu_checks.gpus,

@@ -15,7 +15,7 @@ from carma.client import Client
 from carma.config import load_settings
 from carma.core.model.units import show_count
 from carma.errors import Unreachable
-from carma.paths import find_paths, find_socket
+from carma.paths import check_directories, find_paths, find_socket, not_for_others
 from carma.transport import has_listener
 
 MIN_FREE_BYTES = 256 << 20
@@ -24,11 +24,19 @@ TIMEOUT_S = 10.0  # of the daemon's answer
 MAX_NAMED = 6  # settings in one finding
 
 
-def python(_facts: DoctorFacts) -> Finding:
+def python(facts: DoctorFacts) -> Finding:
     version = ".".join(str(part) for part in sys.version_info[:3])
     good = sys.version_info >= (3, 11)
     hint = "" if good else "install Python 3.11 or newer"
-    return Finding("python", "ok" if good else "bad", f"{version} at {sys.executable}", hint)
+    text = f"{version} at {sys.executable}"
+    closed = not_for_others(sys.executable) if os.geteuid() == 0 and facts.runs_as_root else ""
+    if good and closed:
+        text += (
+            f"; other users cannot run this Python ({closed} is closed to them): the command line, and tasks with the "
+            "python of this environment, fail for them"
+        )
+        return Finding("python", "warn", text, "install CARMA where all users may enter, for example in /opt/carma")
+    return Finding("python", "ok" if good else "bad", text, hint)
 
 
 def _nearest(directory: Path) -> Path:
@@ -38,7 +46,9 @@ def _nearest(directory: Path) -> Path:
 def home(facts: DoctorFacts) -> Finding:
     if server := facts.foreign_server:
         return Finding("home", "ok", f"{server.home}, of the daemon of {server.user}")
-    directory = find_paths(os.environ).state_dir
+    paths = find_paths(os.environ)
+    check_directories(paths)
+    directory = paths.state_dir
     nearest = _nearest(directory)
     if not os.access(nearest, os.W_OK):
         return Finding("home", "bad", f"{directory} is not writable", "set CARMA_HOME to a directory of yours")
@@ -67,6 +77,17 @@ def settings(facts: DoctorFacts) -> Finding:
         hint = "`carma config show` lists its settings; a daemon started now without its flags has other ones"
         return Finding("settings", "ok", f"{text}; the running daemon differs: {shown}", hint)
     return Finding("settings", "ok", text if exists else f"{text}; defaults apply")
+
+
+def admins(facts: DoctorFacts) -> Finding | None:
+    """Administrators that are no users of this machine."""
+    from carma.daemon.auth import unknown_users
+
+    unknown = unknown_users(facts.setting("daemon.admins", []))
+    if not unknown:
+        return None
+    text = f"daemon.admins names {', '.join(map(repr, unknown))}: there is no such user on this machine"
+    return Finding("admins", "warn", text, "correct the setting and restart the daemon, or create the user", text)
 
 
 def _differing(facts: DoctorFacts) -> list[str]:
