@@ -148,10 +148,12 @@ FIELDS: dict[str, TaskField] = {
 }
 
 
-def choose(text: str | None, usual: Sequence[str], *, with_user: bool = False) -> list[str]:
+def choose(text: str | None, usual: Sequence[str], *, with_user: bool = False, as_json: bool = False) -> list[str]:
     """The columns of `--format id,name,st`, or the usual ones."""
     if text is None:
         return [*usual[:2], *(["user"] if with_user else []), *usual[2:]]
+    if as_json:
+        raise Usage("--json prints all fields, so it excludes --format", "leave out one of them")
     names = [name.strip().lower() for name in text.split(",")]
     for name in names:
         if name not in FIELDS:

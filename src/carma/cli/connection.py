@@ -24,6 +24,7 @@ from carma.wire.api_types import Done, TaskView
 T = TypeVar("T")
 Action = Callable[[Client, int], Done]
 RETRY_S = 0.25
+MAX_LINES = 20  # of an action on several tasks
 MAX_ABSENCE_S = 300.0  # of a daemon that has answered before
 
 
@@ -59,7 +60,7 @@ def for_each(client: Client, tasks: Iterable[int], action: Action, *, explicit: 
     Tasks that the user did not name (`explicit` is false) may have changed their state since they were listed: that is
     no error.
     """
-    worst = 0
+    worst = changed = 0
     for task in tasks:
         try:
             done = action(client, task)
@@ -70,7 +71,11 @@ def for_each(client: Client, tasks: Iterable[int], action: Action, *, explicit: 
                 complain(str(error), error.hint)
                 worst = max(worst, error.exit_code)
         else:
-            click.echo(done.note or f"task {task}: done")
+            changed += 1
+            if changed <= MAX_LINES:
+                click.echo(done.note or f"task {task}: done")
+    if changed > MAX_LINES:
+        click.echo(f"… and {changed - MAX_LINES:,} more tasks")
     return worst
 
 
@@ -106,7 +111,10 @@ class PersistentConnection:
         if self._gone_at is None:
             self._gone_at = now
             if not self._quiet:
-                complain("the daemon does not answer; waiting for its restart", "running tasks continue")
+                complain(
+                    f"the daemon does not answer; waiting up to {MAX_ABSENCE_S / 60:.0f} minutes for its restart",
+                    "running tasks continue",
+                )
         if now - self._gone_at >= MAX_ABSENCE_S:
             raise error
         time.sleep(RETRY_S)

@@ -93,7 +93,7 @@ def _report(error: Exception) -> int:
         click.echo(error.format_message(), err=True)
         return USAGE
     if isinstance(error, click.ClickException):
-        complain(_lower(error.format_message()), _help_hint(error))
+        complain(click_message(error), _help_hint(error))
         return USAGE if isinstance(error, click.UsageError) else error.exit_code
     if isinstance(error, OSError):
         complain(_system_message(error))
@@ -137,8 +137,9 @@ def _print(label: str, text: str) -> None:
     click.echo(line, err=True)
 
 
-def _lower(message: str) -> str:
-    message = message.rstrip(".")
+def click_message(error: click.ClickException) -> str:
+    """The message of click in the form of ours: one line, without a capital and a full stop."""
+    message = " ".join(error.format_message().split()).rstrip(".")
     return message[:1].lower() + message[1:] if message[1:2].islower() else message
 
 

@@ -55,4 +55,6 @@ def print_entries(entries: tuple[ExplainEntry, ...]) -> None:
         score, *rest = [score_text(name, value) for name, value in entry.parts.items()] or ["-"]
         gpu = str(entry.index) if entry.index >= 0 else entry.gpu
         rows.append((gpu, verdict, score, ", ".join(rest) if entry.accepted else entry.reason))
-    print_wrapped(rows, ("GPU", "VERDICT", "SCORE", "WHY"))
+    has_reasons = any(row[-1] for row in rows)
+    titles = ("GPU", "VERDICT", "SCORE", "WHY")
+    print_wrapped(rows if has_reasons else [row[:-1] for row in rows], titles if has_reasons else titles[:-1])

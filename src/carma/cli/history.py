@@ -43,12 +43,12 @@ def command(
     memory on a GPU. ENERGY: energy of all attempts above idle power. The reason of a failure is at the end of the row
     or below it. `carma report` has totals.
     """
+    names = choose(columns, USUAL, with_user=owner is not None, as_json=listing.as_json)
     with connect() as client:
         tasks = client.history(user=owner, since=since_at(client, since), **query)
         if listing.as_json:
             return print_json(tasks)
         now = client.server().now
-    names = choose(columns, USUAL, with_user=owner is not None)
     if as_csv:
         return print_csv(tasks, names, now, header=listing.header)
     if not tasks and listing.header:

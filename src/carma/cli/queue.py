@@ -36,6 +36,7 @@ def command(owner: str | None, state: str | None, limit: int | None, columns: st
     st state time waited asks want gpus mem peak energy sm mechanism guard prio tries exit submitted ended where reason
     code command directory comment.
     """
+    names = choose(columns, USUAL, with_user=owner is not None, as_json=listing.as_json)
     with connect() as client:
         tasks = client.tasks(user=owner, state=state, limit=limit or MOST_LISTED)
         if len(tasks) == MOST_LISTED:
@@ -43,7 +44,6 @@ def command(owner: str | None, state: str | None, limit: int | None, columns: st
         if listing.as_json:
             return print_json(tasks)
         now = client.server().now
-    names = choose(columns, USUAL, with_user=owner is not None)
     if not tasks and listing.header:
         whose = "no task" if owner == "all" else f"no task of {owner}" if owner else "none of your tasks"
         does = f"is {state}" if state else "waits or runs"

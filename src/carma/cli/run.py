@@ -35,3 +35,8 @@ def command(ctx: click.Context, /, words: tuple[str, ...], quiet: bool, **flags:
     if not quiet:
         click.echo(f"carma: submitted task {task}", err=True)
     return follow(task, quiet)
+
+
+for option in command.params:
+    if option.name in ("array", "param", "stdin", "dry_run"):  # of `submit`; here they are refused
+        option.hidden = True  # type: ignore[attr-defined]

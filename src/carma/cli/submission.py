@@ -15,7 +15,7 @@ import click
 from carma.cli import parsers as parse
 from carma.cli import rad_file, sweep, task_file
 from carma.cli.connection import ask
-from carma.cli.error_output import note
+from carma.cli.error_output import click_message, note
 from carma.cli.task_flags import CARMA_ONLY, IGNORED
 from carma.cli.verb import AFTER_DASHES
 from carma.client import Client
@@ -132,7 +132,7 @@ def _from_words(ctx: click.Context, given: Flags, words: tuple[str, ...]) -> Ask
     is_named = "file" in given or path.suffix in (".rad", ".toml", ".sh")
     if is_named and not path.is_file() and shutil.which(str(path)) is None:
         kind = "is a directory" if path.is_dir() else "is not a regular file" if os.path.lexists(path) else ""
-        raise BadTaskFile(f"{path} {kind}, so it is no task file" if kind else f"there is no file {path}", FILES)
+        raise BadTaskFile(f"{path} {kind}, so it is not a task file" if kind else f"there is no file {path}", FILES)
     if path.suffix == ".rad":
         return _from_rad(given, path)
     if path.suffix == ".toml":
@@ -192,11 +192,11 @@ def _parsed(ctx: click.Context, words: tuple[str, ...], where: str) -> Flags:
     try:
         inner = ctx.command.make_context(ctx.info_name, list(words))
     except click.NoSuchOption as error:
-        unknown = _UnknownFlag(f"{where}: {error.format_message()}", HELP)
+        unknown = _UnknownFlag(f"{where}: {click_message(error)}", HELP)
         unknown.flag = error.option_name
         raise unknown from None
     except click.UsageError as error:
-        raise BadTaskFile(f"{where}: {error.format_message()}", HELP) from None
+        raise BadTaskFile(f"{where}: {click_message(error)}", HELP) from None
     except click.exceptions.Exit:
         raise BadTaskFile(f"{where}: only options are allowed here", HELP) from None
     with inner:

@@ -124,7 +124,7 @@ class Authenticator:
 def require_admin(who: Identity, verb: str) -> None:
     if not who.admin:
         raise NotAllowed(
-            f"{verb} is for administrators; you are {who.name}",
+            f"`carma {'down' if verb == 'shutdown' else verb}` is for administrators; you are {who.name}",
             "administrators are root, the daemon's own user and the users in the setting daemon.admins",
         )
 

@@ -62,9 +62,11 @@ def test_a_cut_table_has_a_note(daemon: Limited, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("words", [["--all"], ["--name", "train"]])
 def test_all_reaches_every_task(daemon: Limited, words: list[str]) -> None:
-    daemon.tasks = {number: task_view(number) for number in range(1, 13)}
-    assert call("cancel", *words).exit_code == 0
-    assert len(tasks_asked(daemon, "cancel")) == 12
+    daemon.tasks = {number: task_view(number) for number in range(1, 33)}
+    result = call("cancel", *words)
+    assert result.exit_code == 0
+    assert len(tasks_asked(daemon, "cancel")) == 32
+    assert result.stdout.splitlines()[19:] == ["cancel 20", "… and 12 more tasks"]
 
 
 def test_tasks_that_ended_with_another_are_no_mistake_unless_they_were_named(daemon: Limited) -> None:

@@ -95,6 +95,31 @@ def test_tables_fit_80_columns_and_carry_no_control_characters(daemon: FakeDaemo
     assert all(char.isprintable() or char == "\n" for char in result.stdout)
 
 
+@pytest.mark.parametrize("verb", ["queue", "history"])
+def test_columns_of_json_are_refused(daemon: FakeDaemon, verb: str) -> None:
+    assert call(verb, "--json", "-o", "id").exit_code == 2
+    assert daemon.requests == []
+
+
+def test_explain_has_no_empty_column(daemon: FakeDaemon) -> None:
+    daemon.tasks = {1: running(1)}
+    daemon.answers["explain"] = replace(EXPLANATION, state="running", entries=EXPLANATION.entries[1:])
+    assert "SCORE" in call("explain", "1").stdout
+    assert "WHY" not in call("explain", "1").stdout
+
+
+def test_run_lists_no_options_of_several_tasks() -> None:
+    assert "--array" in call("submit", "--help").stdout
+    shown = call("run", "--help").stdout
+    assert not {"--array", "--param", "--stdin", "--dry-run"} & set(shown.replace(",", " ").split())
+
+
+def test_a_missing_choice_is_one_line() -> None:
+    error = call("completion").stderr.splitlines()
+    assert "bash, zsh, fish" in error[0]
+    assert len(error) == 2
+
+
 def test_wide_cuts_nothing(daemon: FakeDaemon) -> None:
     daemon.tasks = {2: task_view(2, name="n" * 100)}
     assert "n" * 100 in call("queue", "--wide").stdout
@@ -280,14 +305,6 @@ def test_drain_and_resume(daemon: FakeDaemon) -> None:
     assert call("resume").exit_code == 0
     assert daemon.asked("drain") == [t.DrainRequest(gpu="0", reason="fan"), t.DrainRequest(gpu="GPU-1", reason="fan")]
     assert daemon.asked("resume") == [t.DrainRequest()]
-
-
-def test_events_are_lines(daemon: FakeDaemon) -> None:
-    event = t.StreamEvent(sequence=1, at=NOW, event="task_held", task=2, text="task 2: held")
-    daemon.answers["events"] = b": beat\n\ndata: " + msgspec.json.encode(event) + b"\n\n"
-    assert call("events").stdout.endswith("task 2: held\n")
-    assert json.loads(call("events", "--json").stdout)["task"] == 2
-    assert call("events", "--task", "9").stdout == ""
 
 
 def test_config_shows_value_and_origin(daemon: FakeDaemon) -> None:

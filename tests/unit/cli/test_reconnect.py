@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ from click.testing import CliRunner, Result
 from carma.cli import carma
 from carma.cli.checks import run_all
 from carma.client import Client
-from carma.errors import Unreachable
+from carma.errors import NotAllowed, Unreachable
+from carma.wire.api_types import StreamEvent
 from carma.wire.routes import Route
 from tests.unit.cli.scripted_daemon import SERVER, FakeDaemon, finished, running, stale_socket
 from tests.unit.cli.test_doctor import Machine
@@ -102,6 +104,55 @@ def test_the_last_lines_of_nothing_are_nothing(daemon: Restarted) -> None:
     daemon.output["stdout"] = b""
     result = call("logs", "-n", "0", "1")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
+
+
+class Streaming(FakeDaemon):
+    """Sends its event, is gone once, sends it again, and then refuses."""
+
+    def answer(self, route: Route, task: int | None, query: dict[str, str], body: Any) -> Any:
+        answer = super().answer(route, task, query, body)
+        sent = len(self.asked("events"))
+        if route.name == "events" and sent == 2:
+            raise Unreachable("nobody listens")
+        if route.name == "events" and sent == 4:
+            raise NotAllowed("over")
+        return answer
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[Streaming]:
+    monkeypatch.setattr("carma.cli.connection.RETRY_S", 0.0)
+    monkeypatch.setattr("carma.cli.events.RETRY_S", 0.0)
+    with Streaming() as fake:
+        monkeypatch.setenv("CARMA_HOME", str(fake.home))
+        event = StreamEvent(sequence=1, at=1_800_000_000.0, event="task_held", task=2, text="task 2: held")
+        fake.answers["events"] = b": beat\n\ndata: " + msgspec.json.encode(event) + b"\n\n"
+        fake.tasks = {1: running(1), 2: running(2)}
+        yield fake
+
+
+@pytest.mark.usefixtures("stream")
+def test_events_continue_after_a_restart() -> None:
+    result = call("events")
+    assert result.exit_code == 4
+    assert [line.split("  ")[1] for line in result.stdout.splitlines()] == ["task 2: held"] * 2
+    assert "up to 5 minutes" in result.stderr
+    assert "answers again" in result.stderr
+    assert "may be missing" in result.stderr
+
+
+@pytest.mark.parametrize(("words", "count"), [(["--json"], 1), (["--task", "2"], 1), (["--task", "1"], 0)])
+@pytest.mark.usefixtures("stream")
+def test_events_are_lines(monkeypatch: pytest.MonkeyPatch, words: list[str], count: int) -> None:
+    monkeypatch.setattr("carma.cli.connection.MAX_ABSENCE_S", 0.0)
+    lines = call("events", *words).stdout.splitlines()
+    assert len(lines) == count
+    assert "--json" not in words or json.loads(lines[0])["task"] == 2
+
+
+def test_events_of_an_unknown_task_are_an_error(stream: Streaming) -> None:
+    assert call("events", "--task", "99").exit_code == 4
+    assert stream.asked("events") == []
 
 
 def test_a_dead_daemon_of_the_user_hides_the_daemon_for_all_users_and_both_are_named(

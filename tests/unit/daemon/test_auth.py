@@ -69,7 +69,7 @@ def test_administrators_are_root_the_daemons_user_and_those_named(own: int, uid:
 
 def test_only_administrators_pass_as_such() -> None:
     require_admin(Identity(uid=0, gid=0, name="root", admin=True), "drain")
-    with pytest.raises(errors.NotAllowed, match="drain is for administrators; you are alice"):
+    with pytest.raises(errors.NotAllowed, match="`carma drain` is for administrators; you are alice"):
         require_admin(Identity(uid=ALICE, gid=ALICE, name="alice"), "drain")
 
 
