@@ -58,9 +58,9 @@ def reopen(directory: str, speed: float | None = None) -> Device:
 
 
 def ensure(directory: str, gpus: int, memory_mib: int, speed: float = 1.0) -> Device:
-    """The world of that shape: the existing one in the directory or, if its shape differs, a new one.
+    """The world with these GPUs: the existing one in the directory or, if its GPUs differ, a new one.
 
-    A world of another shape is replaced only if no process uses it.
+    A world with other GPUs is replaced only if no process uses it.
     """
     device = Device(directory)
     world = None
@@ -73,12 +73,26 @@ def ensure(directory: str, gpus: int, memory_mib: int, speed: float = 1.0) -> De
         return reopen(directory, speed)
     reap(world)
     if world.processes and world.boot == procfs.boot_id():
-        raise BadSettings(
-            f"{directory} holds {show_count(len(world.gpus), 'virtual GPU')} of another shape, with "
-            f"{len(world.processes)} running {'process' if len(world.processes) == 1 else 'processes'}",
-            "Start with the shape they were made with, or stop those processes first.",
-        )
+        raise _in_use(world, gpus, memory_mib)
     return create(directory, gpus, memory_mib, speed)
+
+
+def _in_use(world: VirtualWorld, gpus: int, memory_mib: int) -> BadSettings:
+    """Tasks of an earlier daemon still run on other virtual GPUs than the wanted ones."""
+    used = show_count(len(world.gpus), "virtual GPU")
+    pids = ", ".join(str(process.pid) for process in world.processes)
+    some = "process" if len(world.processes) == 1 else "processes"
+    had_mib = world.gpus[0].memory_mib
+    return BadSettings(
+        f"cannot start with {show_count(gpus, 'virtual GPU')} of {_size(memory_mib)}: {used} of {_size(had_mib)} are "
+        f"still in use by {some} {pids} of an earlier daemon",
+        f"go on with: carma up --virtual-gpus {len(world.gpus)} --gpu-memory {_size(had_mib)}; or end the {some} first",
+    )
+
+
+def _size(memory_mib: int) -> str:
+    """As `--gpu-memory` takes it."""
+    return f"{memory_mib}MiB" if memory_mib % 1024 else f"{memory_mib // 1024}GiB"
 
 
 class VirtualConfiner:

@@ -207,8 +207,9 @@ def test_a_reopened_world_has_the_same_gpus_and_the_running_tasks(device: Device
     assert [process.pid for process in again.processes] == [task.pid]
     assert again.at_s >= before.at_s
     assert again.speed == 50.0
-    with pytest.raises(BadSettings, match=r"another shape, with 1 running process$"):
-        world.ensure(device.directory, 4, 40960)
+    with pytest.raises(BadSettings, match=rf"of 30000MiB: 2 virtual GPUs of 40GiB .* process {task.pid} ") as refused:
+        world.ensure(device.directory, 4, 30_000)
+    assert "carma up --virtual-gpus 2 --gpu-memory 40GiB;" in refused.value.hint
 
 
 def test_an_empty_world_can_change_its_shape_and_a_torn_one_is_made_anew(device: Device) -> None:
