@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 ROOT, OWN, SYSTEMD = "/sys/fs/cgroup", "/proc/self/cgroup", "/run/systemd/system"
 DELEGATION_HINT = "In a systemd unit, Delegate=yes and DelegateSubgroup=daemon (systemd 254 or newer) delegate it."
+_AS_ROOT = "Start the daemon as root, outside of a container or in one that may write there."
 KILL_LIMIT_S = 5.0
 REMOVE_LIMIT_S = 0.5  # for processes that have just ended
 _PREFIX = "carma."  # of every cgroup that is created here
@@ -185,7 +186,7 @@ def find(*, root: str = ROOT, own: str = OWN, systemd: str = SYSTEMD, enable: bo
         return _find_version_2(root, paths.get("", "/"), os.path.isdir(systemd), enable)
     bases = {name: base for name in ("pids", "memory") if (base := _version_1_base(root, name, paths)) is not None}
     if not bases:
-        return f"This process may not create cgroups below {root}. A process of root outside of containers may."
+        return f"This process may not create cgroups below {root}. {_AS_ROOT}"
     missing = [name for name in ("pids", "memory") if name not in bases]
     problem = f"the cgroup of this process in the hierarchy {missing[0]} is not writable" if missing else ""
     return Cgroups(1, bases, frozenset(bases), problem)
@@ -219,7 +220,7 @@ def _find_version_2(root: str, own: str, systemd: bool, enable: bool) -> Cgroups
             return _version_2(base, enable)
     if systemd:
         return f"The cgroup of this process was not delegated to it. {DELEGATION_HINT}"
-    return f"This process may not create cgroups below its own, {place}."
+    return f"This process may not create cgroups below its own, {place}. {_AS_ROOT}"
 
 
 def _version_2(base: str, enable: bool) -> Cgroups:

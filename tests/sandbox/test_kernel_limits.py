@@ -164,15 +164,15 @@ def test_the_doctor_says_which_limits_the_kernel_enforces(
     monkeypatch: pytest.MonkeyPatch, found: KernelLimits, verdict: str, words: str
 ) -> None:
     monkeypatch.setattr(kernel_limits, "survey", lambda *_: found)
-    finding = sharing.trials(Machine())
+    finding = sharing.trial_runs(Machine())
     assert finding is not None
     assert (finding.verdict, finding.hint) == (verdict, found.problem)
     assert words in finding.text
 
 
 def test_the_doctor_is_silent_where_no_trials_are_made() -> None:
-    assert sharing.trials(Machine(virtual=2)) is None
-    assert sharing.trials(Machine(sources=["declared"])) is None
+    assert sharing.trial_runs(Machine(virtual=2)) is None
+    assert sharing.trial_runs(Machine(sources=["declared"])) is None
 
 
 def test_a_survey_of_another_process_says_what_there_is_or_why_not() -> None:

@@ -131,7 +131,7 @@ FIELDS: dict[str, TaskField] = {
         lambda task: task.mechanism or task.mechanism_asked or "-",
         "sharing mechanism: timeslice, mps, mig",
     ),
-    "guard": _plain(Column("HELD BY"), _guard, "strictest memory limit"),
+    "guard": _plain(Column("LIMIT"), _guard, "strictest memory limit"),
     "prio": _plain(Column("PRIO", right=True), lambda task: str(task.priority), "priority"),
     "tries": _plain(Column("TRIES", right=True), lambda task: str(len(task.attempts)), "number of attempts"),
     "exit": _figure(
@@ -169,7 +169,11 @@ def print_tasks(
     """`endings` adds how each task ended, as a remark."""
     fields = [FIELDS[name] for name in names]
     columns = [field.column for field in fields]
-    rows = [[field.text(task, now) for field in fields] for task in tasks]
+    largest_j = max((task.energy_j or 0.0 for task in tasks), default=0.0)
+    rows = [
+        [show_j(task.energy_j, largest_j) if name == "energy" else FIELDS[name].text(task, now) for name in names]
+        for task in tasks
+    ]
     if not endings:
         return print_table(columns, rows, listing.header, listing.wide)
     remarks = [Remark("", short_ending(task)) for task in tasks]

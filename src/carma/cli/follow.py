@@ -197,13 +197,14 @@ def copy(output: Iterable[bytes], target: BinaryIO) -> int:
     return written
 
 
-def detached(tasks: Sequence[int]) -> int:
+def detached(tasks: Sequence[int], what: str = "detached") -> int:
     """The message and exit code after Ctrl-C."""
     ids = id_ranges(tasks)
     if len(tasks) == 1:
-        complain("detached; the task continues", f"`carma logs -f {ids}` follows it, `carma cancel {ids}` stops it")
+        complain(f"{what}; the task continues", f"`carma logs -f {ids}` follows it, `carma cancel {ids}` stops it")
     else:
-        complain("detached; the tasks continue", f"`carma wait {ids}` waits for them, `carma cancel {ids}` stops them")
+        hint = f"`carma wait {ids}` waits for them, `carma cancel {ids}` stops them"
+        complain(f"{what}; the tasks continue", hint)
     return INTERRUPTED
 
 
@@ -220,7 +221,7 @@ def wait_for(tasks: Sequence[int], timeout_s: float | None = None) -> int:
                 return TIMED_OUT
             highest = max(highest, exit_code_of(view))
     except KeyboardInterrupt:
-        return detached(tasks)
+        return detached(tasks, "stopped waiting")
     return highest
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from carma.cli.connection import connect
 from carma.cli.option_types import since_at, since_flag
 from carma.cli.output import Column, Field, heading, moment, print_facts, print_json, print_records
@@ -21,8 +23,13 @@ def _mean_wait(work: Work) -> str:
     return show_s(work.waited_s / work.started if work.started else None)
 
 
-def _user_energy(user: UserWork) -> str:
-    return "-" if user.work.unmeasured == user.work.attempts else show_j(user.work.energy_j)
+def _user_fields(users: Sequence[UserWork]) -> list[Field[UserWork]]:
+    largest_j = max(user.work.energy_j for user in users)
+
+    def energy(user: UserWork) -> str:
+        return "-" if user.work.unmeasured == user.work.attempts else show_j(user.work.energy_j, largest_j)
+
+    return [*USER_FIELDS, (Column("ENERGY", right=True), energy)]
 
 
 USER_FIELDS: tuple[Field[UserWork], ...] = (
@@ -32,7 +39,6 @@ USER_FIELDS: tuple[Field[UserWork], ...] = (
     (Column("RUNNING", right=True), lambda user: f"{user.work.running:,}"),
     (Column("GPU TIME", right=True), lambda user: show_s(user.work.gpu_s)),
     (Column("WAITED", right=True), lambda user: _mean_wait(user.work)),
-    (Column("ENERGY", right=True), _user_energy),
 )
 
 
@@ -42,15 +48,25 @@ def _share(gpu: GpuWork, part_s: float) -> str:
 
 GPU_FIELDS: tuple[Field[GpuWork], ...] = (
     (Column("GPU", flexible=True, most=12), lambda gpu: gpu.gpu if gpu.index is None else str(gpu.index)),
-    (Column("WATCHED", right=True), lambda gpu: show_s(gpu.watched_s)),
-    (Column("HELD", right=True), lambda gpu: _share(gpu, gpu.held_s)),
+    (Column("OBSERVED", right=True), lambda gpu: show_s(gpu.watched_s)),
+    (Column("USED", right=True), lambda gpu: _share(gpu, gpu.held_s)),
     (Column("SHARED", right=True), lambda gpu: _share(gpu, gpu.shared_s)),
     (Column("SM", right=True), lambda gpu: percent(gpu.sm_active)),
     (Column("W", right=True), lambda gpu: "-" if gpu.power_w is None else f"{gpu.power_w:.0f}"),
-    (Column("ENERGY", right=True), lambda gpu: show_j(gpu.energy_j)),
-    (Column("IDLE", right=True), lambda gpu: "-" if gpu.energy_j is None else show_j(gpu.idle_j)),
-    (Column("TASKS", right=True), lambda gpu: "-" if gpu.energy_j is None else show_j(gpu.tasks_j)),
 )
+
+
+def _gpu_fields(gpus: Sequence[GpuWork]) -> list[Field[GpuWork]]:
+    """The columns of energy have one unit, so that they can be compared."""
+    largest_j = max(gpu.energy_j or 0.0 for gpu in gpus)
+
+    def energy(title: str, part: str) -> Field[GpuWork]:
+        return (
+            Column(title, right=True),
+            lambda gpu: show_j(None if gpu.energy_j is None else getattr(gpu, part), largest_j),
+        )
+
+    return [*GPU_FIELDS, energy("ENERGY", "energy_j"), energy("IDLE", "idle_j"), energy("TASKS", "tasks_j")]
 
 
 @verb("report", examples=EXAMPLES)
@@ -60,9 +76,9 @@ def command(since: str | None, as_json: bool) -> None:
     """Tasks, waiting times, GPU time and energy over a period, by user and by GPU.
 
     The period starts on a full hour. An attempt that crosses its bounds counts with the part inside. OK is the number
-    of succeeded tasks. HELD and SHARED are the shares of the observed time with at least one and at least two tasks on
-    the GPU. ENERGY is the energy of the GPU; IDLE its energy at idle power; TASKS the energy above that, attributed to
-    tasks.
+    of succeeded tasks. OBSERVED is the time for which the GPU was sampled. USED and SHARED are the percentages of that
+    time with at least one and at least two tasks on the GPU. ENERGY is the energy of the GPU; IDLE its energy at idle
+    power; TASKS the energy above that, attributed to tasks.
 
     `carma run-report` (distribution carma-lab) makes tables, plots and an HTML page of the same period.
     """
@@ -86,10 +102,10 @@ def _print(report: Report, asked: float | None) -> None:
     )
     if report.users:
         print()
-        print_records(USER_FIELDS, report.users)
+        print_records(_user_fields(report.users), report.users)
     if report.gpus:
         print()
-        print_records(GPU_FIELDS, report.gpus)
+        print_records(_gpu_fields(report.gpus), report.gpus)
     if report.notes:
         print()
         print_facts([("note", note) for note in report.notes])

@@ -103,10 +103,10 @@ def _memory(task: TaskView) -> str:
         found.append((f"estimated by {estimate.source}", estimate.footprint_mib, bound if has_bound else ""))
     found += [("booked", task.booking_mib, ""), ("observed", task.observed_mib, "")]
     if task.needs_mib != task.booking_mib:
-        found.append(("needs", task.needs_mib, ""))
+        found.append(("needed", task.needs_mib, ""))
     texts = [(what, show_mib(mib) + more) for what, mib, more in found if mib is not None]
     groups = groupby(texts, key=lambda each: each[1])
-    return " → ".join(f"{' and '.join(what for what, _ in same)} {text}" for text, same in groups) or "not known yet"
+    return ", ".join(f"{text} {' and '.join(what for what, _ in same)}" for text, same in groups) or "not known yet"
 
 
 def _estimate(task: TaskView) -> Facts:
@@ -162,7 +162,7 @@ def _attempt_memory(attempt: AttemptView) -> str:
 
 
 def _sharing(attempt: AttemptView) -> str:
-    """`under MPS; held at 8.0 GiB by MPS's memory limit; the watchdog behind it`."""
+    """`under MPS; limited to 8.0 GiB by MPS's memory limit; the watchdog checks it too`."""
     if attempt.mechanism is None:
         return ""
     alone = "alone on its GPUs, so " if attempt.alone and not attempt.guards else ""

@@ -26,8 +26,8 @@ def _memory(user: UserView) -> str:
 FIELDS: tuple[Field[UserView], ...] = (
     (Column("USER", flexible=True, most=24), lambda user: user.user),
     (Column("SHARE", right=True), lambda user: f"{user.share:g}"),
-    (Column("MEM h", right=True), lambda user: f"{user.memory_h:.1f}"),
-    (Column("SM h", right=True), lambda user: f"{user.sm_h:.1f}"),
+    (Column("MEM GPU-h", right=True), lambda user: f"{user.memory_h:.1f}"),
+    (Column("SM GPU-h", right=True), lambda user: f"{user.sm_h:.1f}"),
     (Column("RUNNING", right=True), lambda user: _of(user.running, user.running_limit)),
     (Column("GPUS", right=True), lambda user: _of(user.gpus, user.gpus_limit)),
     (Column("MEMORY GiB", right=True), _memory),
@@ -40,8 +40,9 @@ FIELDS: tuple[Field[UserView], ...] = (
 def command(listing: Listing) -> None:
     """GPU use, quotas and shares of users: of all users for an administrator, else yours.
 
-    With fairness.enabled, the user whose task starts next comes first. MEM h and SM h are booked memory and SM
-    activity in hours of a whole card; both decay with fairness.half_life_s. 2/8 means 2 of a quota of 8.
+    With fairness.enabled, the user whose task starts next comes first. MEM GPU-h and SM GPU-h are the booked memory
+    and the SM activity of the user's tasks, in hours of a whole GPU; both decay with fairness.half_life_s. 2/8 means 2
+    of a quota of 8.
     """
     users = ask(Client.users)
     return print_json(users) if listing.as_json else print_records(FIELDS, users, listing.header, listing.wide)

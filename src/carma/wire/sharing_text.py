@@ -25,22 +25,24 @@ def mechanism_phrase(mechanism: str) -> str:
 
 
 def guards_phrase(guards: Sequence[Guard | GuardView]) -> str:
-    """`held at 8.0 GiB a process by MPS's memory limit, and by PyTorch's own where it uses that; the watchdog behind
-    them`."""
+    """`limited to 8.0 GiB a process by MPS's memory limit, and by PyTorch's own where it uses that; the watchdog
+    checks it too`."""
     firm = [guard for guard in guards if guard.rung != "watchdog"]
     watched = [guard for guard in guards if guard.rung == "watchdog"]
     if not firm:
         if not watched:
-            return "nothing holds it"
-        return f"no limit holds it; the watchdog stops it above {show_mib(watched[0].limit_mib)} if others need that"
+            return "no memory limit"
+        return (
+            f"no memory limit; the watchdog stops it above {show_mib(watched[0].limit_mib)} if others need the memory"
+        )
     limits = _limits(firm)
     parts: list[str] = []
     known = ""
     for at, by in limits:
-        parts.append(f"by {by}" if at == known else f"at {at} by {by}")
+        parts.append(f"by {by}" if at == known else f"to {at} by {by}")
         known = at
-    behind = f"; the watchdog behind {'it' if len(limits) == 1 else 'them'}" if watched else ""
-    return f"held {', and '.join(parts)}{behind}"
+    checked = "; the watchdog checks it too" if watched else ""
+    return f"limited {', and '.join(parts)}{checked}"
 
 
 def _limits(firm: Sequence[Guard | GuardView]) -> list[tuple[str, str]]:

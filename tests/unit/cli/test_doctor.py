@@ -88,19 +88,19 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("mps_program")
 def test_a_machine_with_everything_has_nothing_to_complain_about() -> None:
     found = findings(Machine(gpu(0), gpu(1)))
-    about_gpus = ("driver", "gpus", "activity", "mps", "compute mode", "persistence", "caps", "permissions")
+    about_gpus = ("driver", "gpus", "activity", "mps", "compute mode", "persistence", "memory limits", "permissions")
     assert {name: found[name].verdict for name in about_gpus} == dict.fromkeys(about_gpus, "ok")
-    assert "MPS" in found["caps"].text
+    assert "MPS" in found["memory limits"].text
 
 
 def test_a_machine_without_a_gpu_gives_one_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "find_program", lambda _environment: None)
     found = findings(Machine())
     assert found["gpus"] == Finding("gpus", "warn", "no driver", "try virtual ones")
-    assert not found.keys() & {"driver", "activity", "mps", "mig", "compute mode", "persistence", "caps"}
+    assert not found.keys() & {"driver", "activity", "mps", "mig", "compute mode", "persistence", "memory limits"}
     virtual = findings(Machine(virtual=2))
     assert virtual["gpus"].verdict == "ok"
-    assert virtual["caps"].verdict == "ok"
+    assert virtual["memory limits"].verdict == "ok"
 
 
 def test_missing_sm_activity_is_a_warning_with_remedies() -> None:
@@ -139,7 +139,7 @@ def test_missing_mps_is_a_problem_only_for_mechanisms_that_use_it(
     monkeypatch.setattr(sharing, "find_program", lambda _environment: None)
     found = findings(Machine(gpu(0), sharing__mechanism=mechanism))
     assert found["mps"].verdict == verdict
-    assert "MPS" not in found["caps"].text
+    assert "MPS" not in found["memory limits"].text
 
 
 def test_mps_is_looked_for_and_never_started(mps_program: Path) -> None:
@@ -275,7 +275,7 @@ def test_persistence_mode_is_never_a_warning() -> None:
     ],
 )
 def test_the_limits_of_bookings_are_named(settings: dict[str, Any], verdict: str, limits: set[str]) -> None:
-    found = findings(Machine(gpu(0), **settings))["caps"]
+    found = findings(Machine(gpu(0), **settings))["memory limits"]
     text = found.text.replace("no watchdog", "")
     assert (found.verdict, {name for name in ("MPS", "PyTorch", "watchdog") if name in text}) == (verdict, limits)
 
@@ -283,19 +283,19 @@ def test_the_limits_of_bookings_are_named(settings: dict[str, Any], verdict: str
 @pytest.mark.parametrize(
     ("settings", "verdict", "limit"),
     [
-        ({}, "ok", "virtual GPUs"),
+        ({}, "ok", "virtual GPU"),
         ({"sharing__caps": False}, "warn", "watchdog"),
         ({"sharing__caps": False, "sharing__watchdog": False}, "bad", "nothing"),
     ],
 )
 def test_the_limits_of_bookings_on_virtual_gpus_are_named(settings: dict[str, Any], verdict: str, limit: str) -> None:
-    found = findings(Machine(virtual=2, **settings))["caps"]
+    found = findings(Machine(virtual=2, **settings))["memory limits"]
     assert (found.verdict, limit in found.text) == (verdict, True)
 
 
 @pytest.mark.usefixtures("mps_program")
 def test_mig_instances_are_not_held_by_mps() -> None:
-    assert "MPS" not in findings(Machine(gpu(0, kind="mig")))["caps"].text
+    assert "MPS" not in findings(Machine(gpu(0, kind="mig")))["memory limits"].text
 
 
 def test_device_files_that_cannot_be_opened_are_bad(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,7 +461,7 @@ def test_carma_up_names_a_daemon_for_all_users_that_manages_the_same_gpus(
 def test_a_home_that_the_daemon_refuses_is_bad(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home").chmod(0o777)
-    found = findings(Machine(gpu(0)))["home"]
+    found = findings(Machine(gpu(0)))["directory"]
     assert (found.verdict, bool(found.hint)) == ("bad", True)
     assert f"{tmp_path}/home can be written by all users" in found.text
 

@@ -171,6 +171,7 @@ def test_ctrl_c_detaches_and_prints_the_command_to_return(daemon: FakeDaemon, wo
         process.wait()
     assert process.returncode == 130
     assert back in stderr
+    assert ("stopped waiting" if words[0] == "wait" else "detached") in stderr
     assert "Traceback" not in stderr
     assert daemon.asked("cancel") == []
 

@@ -146,7 +146,7 @@ def test_show_prints_memory_attempts_and_story(daemon: FakeDaemon) -> None:
     daemon.tasks = {1: finished(1, code=3)}
     daemon.answers["story"] = [t.StoryLine(at=NOW, event="task_submitted", text="submitted by ada")]
     card = " ".join(call("show", "1").stdout.split())
-    assert "estimated by history 11.7 GiB (at most 12.4 GiB) → booked 12.4 GiB → observed 10.7 GiB" in card
+    assert "11.7 GiB (at most 12.4 GiB) estimated by history, 12.4 GiB booked, 10.7 GiB observed" in card
     assert "failed with exit code 3" in card
     assert "submitted by ada" in card
     assert "GPU 2 (GPU-2)" in card
@@ -170,7 +170,7 @@ def test_show_prints_the_origin_of_an_estimate(daemon: FakeDaemon) -> None:
     attempt = msgspec.structs.replace(shown.attempts[0], booking_mib=11_550, placed_mib=12_700)
     daemon.tasks = {1: msgspec.structs.replace(shown, booking_mib=11_550, attempts=(attempt,))}
     card = " ".join(call("show", "1").stdout.split())
-    assert "estimated by trace 11.7 GiB (at most 12.4 GiB at 99 %) → booked 11.3 GiB → observed 10.7 GiB" in card
+    assert "11.7 GiB (at most 12.4 GiB at 99 %) estimated by trace, 11.3 GiB booked, 10.7 GiB observed" in card
     assert "parts activations 8.0 GiB, weights 400 MiB of that allocated 8.8 GiB, reserved 11.0 GiB" in card
     assert "how a trial run of 3 optimizer steps, for NVIDIA H200, took 8 s" in card
     assert "warning one value was made up warning constants of another card" in card
@@ -331,7 +331,7 @@ def test_doctor_finds_the_daemon(daemon: FakeDaemon, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("os.geteuid", lambda: 0)
     findings = {each["check"]: each for each in json.loads(call("doctor", "--json").stdout)}
     assert findings["daemon"]["verdict"] == "ok"
-    assert findings["home"]["verdict"] == "ok"
+    assert findings["directory"]["verdict"] == "ok"
     assert "policy magm" in findings["daemon"]["text"]
     (daemon.home / "config.toml").write_text("[gate]\nnope = 1\n")
     result = call("doctor")
@@ -344,11 +344,11 @@ def test_doctor_judges_the_daemon_that_serves_the_user(daemon: FakeDaemon, monke
     monkeypatch.setattr("os.geteuid", lambda: 4242)
     monkeypatch.setattr("os.access", lambda *_: False)
     findings = {each["check"]: each for each in json.loads(call("doctor", "--json").stdout)}
-    assert (findings["home"]["verdict"], findings["settings"]["verdict"]) == ("ok", "ok")
-    assert "/data/carma" in findings["home"]["text"]
+    assert (findings["directory"]["verdict"], findings["settings"]["verdict"]) == ("ok", "ok")
+    assert "/data/carma" in findings["directory"]["text"]
     daemon.answers["server"] = msgspec.structs.replace(SERVER, uid=4242, gpus=1)
     findings = {each["check"]: each for each in json.loads(call("doctor", "--json").stdout)}
-    assert (findings["home"]["verdict"], findings["settings"]["verdict"]) == ("bad", "bad")
+    assert (findings["directory"]["verdict"], findings["settings"]["verdict"]) == ("bad", "bad")
     assert "1 GPU," in findings["daemon"]["text"]
 
 

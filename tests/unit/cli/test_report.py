@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -73,6 +74,16 @@ def lines(*words: str) -> list[str]:
     result = CliRunner().invoke(carma, ["report", *words])
     assert result.exit_code == 0, result.output
     return result.stdout.splitlines()
+
+
+def test_energies_of_users_and_gpus_have_one_unit(daemon: FakeDaemon) -> None:
+    small = msgspec.structs.replace(BOB, unmeasured=0, energy_j=1_862.0)
+    users = (REPORT.users[0], UserWork(user="bob", uid=1001, work=small))
+    gpus = (CARD, msgspec.structs.replace(CARD, index=1, energy_j=7_200.0, idle_j=1_800.0, tasks_j=0.0))
+    daemon.answers["report"] = msgspec.structs.replace(REPORT, users=users, gpus=gpus)
+    page = lines()
+    assert [line.split()[-2:] for line in page if line.startswith(("ada", "bob"))] == [["100", "Wh"], ["0.5", "Wh"]]
+    assert page[-3].split()[-6:] == ["2.0", "Wh", "0.5", "Wh", "0", "Wh"]
 
 
 @pytest.mark.usefixtures("daemon")

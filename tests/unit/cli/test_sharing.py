@@ -61,33 +61,33 @@ def shared(task: int, **changes: Any) -> t.TaskView:
 @pytest.mark.parametrize(
     ("guards", "said"),
     [
-        ((), "nothing holds it"),
-        ((MPS,), "held at 8.0 GiB by MPS's memory limit"),
-        ((MPS, WATCHDOG), "held at 8.0 GiB by MPS's memory limit; the watchdog behind it"),
+        ((), "no memory limit"),
+        ((MPS,), "limited to 8.0 GiB by MPS's memory limit"),
+        ((MPS, WATCHDOG), "limited to 8.0 GiB by MPS's memory limit; the watchdog checks it too"),
         (
             (MPS, TORCH, WATCHDOG),
-            "held at 8.0 GiB by MPS's memory limit, and by PyTorch's own; the watchdog behind them",
+            "limited to 8.0 GiB by MPS's memory limit, and by PyTorch's own; the watchdog checks it too",
         ),
-        ((MPS, JAX), "held at 8.0 GiB by MPS's memory limit, and at 7.0 GiB by its framework's own limit"),
+        ((MPS, JAX), "limited to 8.0 GiB by MPS's memory limit, and to 7.0 GiB by its framework's own limit"),
         (
             (MPS_EACH, TORCH_EACH, JAX_EACH, CUPY_EACH, WATCHDOG),
-            "held at 8.0 GiB a process by MPS's memory limit, and by PyTorch's, JAX's and CuPy's own where it uses "
-            "them; the watchdog behind them",
+            "limited to 8.0 GiB a process by MPS's memory limit, and by PyTorch's, JAX's and CuPy's own where it uses "
+            "them; the watchdog checks it too",
         ),
         (
             (TORCH_EACH, WATCHDOG),
-            "held at 8.0 GiB a process by PyTorch's own where it uses that; the watchdog behind it",
+            "limited to 8.0 GiB a process by PyTorch's own where it uses that; the watchdog checks it too",
         ),
         (
             (MPS_EACH, TORCH_EACH, JAX_EACH, CUPY_LESS),
-            "held at 8.0 GiB a process by MPS's memory limit, and by PyTorch's and JAX's own where it uses them, "
-            "and at 6.0 GiB a process by CuPy's own where it uses that",
+            "limited to 8.0 GiB a process by MPS's memory limit, and by PyTorch's and JAX's own where it uses them, "
+            "and to 6.0 GiB a process by CuPy's own where it uses that",
         ),
         (
             (CGROUP, MPS_EACH),
-            "held at 8.0 GiB by the driver's limit on its cgroup, and at 8.0 GiB a process by MPS's memory limit",
+            "limited to 8.0 GiB by the driver's limit on its cgroup, and to 8.0 GiB a process by MPS's memory limit",
         ),
-        ((WATCHDOG,), "no limit holds it; the watchdog stops it above 8.0 GiB if others need that"),
+        ((WATCHDOG,), "no memory limit; the watchdog stops it above 8.0 GiB if others need the memory"),
     ],
 )
 def test_the_guards_of_a_task_are_named_with_their_limits(guards: tuple[t.GuardView, ...], said: str) -> None:
@@ -105,9 +105,9 @@ def test_show_prints_sharing_activity_and_energy_of_an_attempt(daemon: FakeDaemo
 def test_show_prints_why_no_limit_holds_a_task(daemon: FakeDaemon) -> None:
     note = "MPS cannot be used: it is not installed"
     daemon.tasks = {1: shared(1, mechanism="timeslice", note=note)}
-    assert any(f"in time slices; nothing holds it ({note})" in line for line in lines("show", "1"))
+    assert any(f"in time slices; no memory limit ({note})" in line for line in lines("show", "1"))
     daemon.tasks = {1: shared(1, mechanism="timeslice", alone=True)}
-    assert any("in time slices; alone on its GPUs, so nothing holds it" in line for line in lines("show", "1"))
+    assert any("in time slices; alone on its GPUs, so no memory limit" in line for line in lines("show", "1"))
     daemon.tasks = {1: shared(1)}  # not known: an attempt of before
     assert not any("shares" in line for line in lines("show", "1"))
 
@@ -178,6 +178,13 @@ def test_a_disrupted_task_has_its_code_and_its_reason(daemon: FakeDaemon) -> Non
 )
 def test_energy_has_a_unit_that_fits_its_size(joules: float | None, said: str) -> None:
     assert show_j(joules) == said
+
+
+def test_energies_of_a_column_have_the_unit_of_the_largest() -> None:
+    energies = (None, 0.0, 1.0, 1_862.0, 34_560.0)
+    assert [show_j(each, 34_560.0) for each in energies] == ["-", "0 Wh", "0 Wh", "0.5 Wh", "9.6 Wh"]
+    assert [show_j(each, 1_862.0) for each in energies[2:4]] == ["1.0 J", "1,862 J"]
+    assert show_j(34_560.0, 1e8) == "0.01 kWh"
 
 
 def test_gpu_time_has_a_unit_that_fits_its_size() -> None:

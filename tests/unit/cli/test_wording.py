@@ -166,6 +166,7 @@ def test_findings_of_the_doctor_have_the_wording_of_the_golden_file(
         "driver": gpu_checks.driver(Machine(gpu(0), cards=(card(fault="it does not answer"),))),
         "no GPU": gpu_checks.gpus(Machine()),
         "virtual GPUs": gpu_checks.gpus(Machine(virtual=2)),
+        "virtual GPU": gpu_checks.gpus(Machine(virtual=1)),
         "activity": gpu_checks.activity(Machine(gpu(0), gpu(1))),
         "no activity": gpu_checks.activity(Machine(gpu(0, COARSE), gpu(1))),
         "no activity, no gate": gpu_checks.activity(Machine(gpu(0, COARSE), gate__enabled=False)),
@@ -182,11 +183,13 @@ def test_findings_of_the_doctor_have_the_wording_of_the_golden_file(
         "no MPS": sharing_checks.mps(Machine(gpu(0))),
         "no MPS, wanted": sharing_checks.mps(Machine(gpu(0), sharing__mechanism="mps")),
         "MPS unused": sharing_checks.mps(Machine(gpu(0), sharing__mechanism="timeslice")),
-        "caps": sharing_checks.caps(Machine(gpu(0))),
-        "caps, no watchdog": sharing_checks.caps(Machine(gpu(0), sharing__watchdog=False)),
-        "no caps": sharing_checks.caps(Machine(gpu(0), sharing__caps=False)),
-        "no caps, no watchdog": sharing_checks.caps(Machine(gpu(0), sharing__caps=False, sharing__watchdog=False)),
-        "caps, virtual": sharing_checks.caps(Machine(virtual=2)),
+        "caps": sharing_checks.memory_limits(Machine(gpu(0))),
+        "caps, no watchdog": sharing_checks.memory_limits(Machine(gpu(0), sharing__watchdog=False)),
+        "no caps": sharing_checks.memory_limits(Machine(gpu(0), sharing__caps=False)),
+        "no caps, no watchdog": sharing_checks.memory_limits(
+            Machine(gpu(0), sharing__caps=False, sharing__watchdog=False)
+        ),
+        "caps, virtual": sharing_checks.memory_limits(Machine(virtual=2)),
         "permissions": sharing_checks.permissions(Machine(gpu(0))),
     }
     (tmp_path / "mounts").write_text("proc /proc proc rw,hidepid=2 0 0\n")

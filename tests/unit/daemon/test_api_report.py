@@ -141,7 +141,7 @@ def test_what_was_not_watched_is_said() -> None:
     row = GpuUsage(gpu=G0, hour=100, watched_s=HOUR_S)
     gone = GpuUsage(gpu=GpuId("GPU-gone"), hour=100)
     made = made_of((), World(2).state, [row, replace(row, hour=101), gone])
-    assert made.notes == ("GPU 1, GPU-gone: watched for 0 s of 02:00:00; nothing is known of the rest",)
+    assert made.notes == ("GPU 1, GPU-gone: observed for 0 s of 02:00:00; nothing is known of the rest",)
     assert made.gpus[-1].index is None
 
 

@@ -187,12 +187,12 @@ def test_the_start_of_an_attempt_names_its_mechanism_and_its_limits() -> None:
     )
     event = e.AttemptStarted(1.0, KEY, 99, Confinement(mechanism="mps", guards=guards))
     assert sentence(event, GPUS) == (
-        "task 7: attempt 2: started as process 99 under MPS, held at 8.0 GiB by MPS's memory limit; "
-        "the watchdog behind it"
+        "task 7: attempt 2: started as process 99 under MPS, limited to 8.0 GiB by MPS's memory limit; "
+        "the watchdog checks it too"
     )
     event = e.AttemptStarted(1.0, KEY, 99, Confinement(mechanism="timeslice", note="hunter2 says no"))
     (line,) = story([event], GPUS, whole=True)
-    assert line.text == "attempt 2: started as process 99 in time slices (hunter2 says no), nothing holds it"
+    assert line.text == "attempt 2: started as process 99 in time slices (hunter2 says no), no memory limit"
     assert "hunter2" not in sentence(event, GPUS)
 
 

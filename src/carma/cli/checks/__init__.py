@@ -14,7 +14,7 @@ from carma.errors import CarmaError
 Check = Callable[[DoctorFacts], Finding | None]
 CHECKS: tuple[Check, ...] = (
     installation.python,
-    installation.home,
+    installation.directory,
     installation.disk,
     installation.settings,
     installation.admins,
@@ -26,10 +26,10 @@ CHECKS: tuple[Check, ...] = (
     gpu_checks.modes,
     gpu_checks.mig,
     gpu_checks.persistence,
-    sharing_checks.caps,
+    sharing_checks.memory_limits,
     sharing_checks.cgroup,
     sharing_checks.task_cgroups,
-    sharing_checks.trials,
+    sharing_checks.trial_runs,
     sharing_checks.permissions,
 )
 
@@ -46,9 +46,10 @@ def limitations(facts: DoctorFacts) -> list[str]:
 
 
 def _finding(check: Check, facts: DoctorFacts) -> Finding | None:
+    name = check.__name__.replace("_", " ")
     try:
         return check(facts)
     except CarmaError as error:
-        return Finding(check.__name__, "bad", str(error), error.hint)
+        return Finding(name, "bad", str(error), error.hint)
     except Exception as error:  # a check that fails is a finding too
-        return Finding(check.__name__, "bad", f"{type(error).__name__}: {error}")
+        return Finding(name, "bad", f"{type(error).__name__}: {error}")

@@ -41,7 +41,9 @@ def driver(facts: DoctorFacts) -> Finding | None:
 def gpus(facts: DoctorFacts) -> Finding:
     found = facts.found
     if found.error is not None and facts.virtual:
-        return Finding("gpus", "ok", f"{facts.virtual} virtual GPUs of the daemon; NVML has no GPU on this machine")
+        return Finding(
+            "gpus", "ok", f"{show_count(facts.virtual, 'virtual GPU')} of the daemon; NVML has no GPU on this machine"
+        )
     if found.error is not None:
         return Finding("gpus", "warn", str(found.error), found.error.hint)
     text = ", ".join(f"{gpu.index}: {gpu.name} {gpu.memory_mib / 1024:.0f} GiB" for gpu in found.gpus)

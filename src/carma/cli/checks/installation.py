@@ -43,16 +43,16 @@ def _nearest(directory: Path) -> Path:
     return next(path for path in (directory, *directory.parents) if os.path.exists(path))
 
 
-def home(facts: DoctorFacts) -> Finding:
+def directory(facts: DoctorFacts) -> Finding:
     if server := facts.foreign_server:
-        return Finding("home", "ok", f"{server.home}, of the daemon of {server.user}")
+        return Finding("directory", "ok", f"{server.home}, of the daemon of {server.user}")
     paths = find_paths(os.environ)
     check_directories(paths)
-    directory = paths.state_dir
-    nearest = _nearest(directory)
+    place = paths.state_dir
+    nearest = _nearest(place)
     if not os.access(nearest, os.W_OK):
-        return Finding("home", "bad", f"{directory} is not writable", "set CARMA_HOME to a directory of yours")
-    return Finding("home", "ok", f"{directory}" + ("" if nearest == directory else " (created at the first start)"))
+        return Finding("directory", "bad", f"{place} is not writable", "set CARMA_HOME to a directory of yours")
+    return Finding("directory", "ok", f"{place}" + ("" if nearest == place else " (created at the first start)"))
 
 
 def disk(facts: DoctorFacts) -> Finding:

@@ -48,23 +48,27 @@ def running_daemon(place: str) -> int | None:
     return pid if runs(pid, CONTROL) else None
 
 
-def caps(facts: DoctorFacts) -> Finding | None:
+def memory_limits(facts: DoctorFacts) -> Finding | None:
     """The limits that hold tasks to their bookings."""
     if not facts.virtual and not facts.found.gpus:
         return None
     watchdog = facts.setting("sharing.watchdog", True)
     if not facts.setting("sharing.caps", True):
         text = f"off (sharing.caps = false): {'only the watchdog' if watchdog else 'nothing'} enforces bookings"
-        return Finding("caps", "warn" if watchdog else "bad", text, "sharing.caps = true holds tasks to their bookings")
+        return Finding(
+            "memory limits", "warn" if watchdog else "bad", text, "sharing.caps = true holds tasks to their bookings"
+        )
     if facts.virtual:
-        return Finding("caps", "ok", "virtual GPUs stop a task at its cap")
+        return Finding("memory limits", "ok", "a virtual GPU stops a task that exceeds its booking")
     uses_mps = facts.setting("sharing.mechanism", "auto") in ("auto", "mps") and find_program(os.environ)
     under_mps = uses_mps and any(gpu.kind == "card" for gpu in facts.found.gpus)
     text = "bookings are enforced by " + ("MPS's memory limit, then " if under_mps else "")
     text += "the limits of PyTorch, JAX, TensorFlow and CuPy"
     if watchdog:
-        return Finding("caps", "ok", f"{text}, then the watchdog")
-    return Finding("caps", "warn", f"{text}; no watchdog", "sharing.watchdog = true stops tasks without a limit")
+        return Finding("memory limits", "ok", f"{text}, then the watchdog")
+    return Finding(
+        "memory limits", "warn", f"{text}; no watchdog", "sharing.watchdog = true stops tasks without a limit"
+    )
 
 
 def cgroup(facts: DoctorFacts) -> Finding:
@@ -98,7 +102,7 @@ def task_cgroups(facts: DoctorFacts) -> Finding | None:
     return Finding("task cgroups", "warn", f"none: {effect}", found, f"no cgroup for each task: {effect}")
 
 
-def trials(facts: DoctorFacts) -> Finding | None:
+def trial_runs(facts: DoctorFacts) -> Finding | None:
     """The limits of trial runs that the kernel enforces."""
     is_used = "trace" in facts.setting("memory.sources", ["trace"])
     if facts.virtual or facts.foreign_server is not None or not is_used:
@@ -106,13 +110,13 @@ def trials(facts: DoctorFacts) -> Finding | None:
     found = kernel_limits.survey(os.environ, None if facts.server is None else facts.server.pid)
     if found.complete:
         by = "systemd (systemd-run --scope)" if found.groups is None else f"cgroups version {found.groups.version}"
-        return Finding("trials", "ok", f"{by} limits the processes and the memory of trial runs")
+        return Finding("trial runs", "ok", f"{by} limits the processes and the memory of trial runs")
     by = "RLIMIT_NPROC, except for tasks of root" if facts.runs_as_root else "RLIMIT_NPROC"
     if found.groups is not None and found.groups.limits_pids:
         by = f"cgroups version {found.groups.version}"
     text = f"{by} limits the processes of trial runs; their memory is only checked every 50 ms"
     limitation = "no memory limit for trial runs: one that allocates quickly can exceed memory.trial_memory_mib"
-    return Finding("trials", "warn", text, found.problem, limitation)
+    return Finding("trial runs", "warn", text, found.problem, limitation)
 
 
 def permissions(facts: DoctorFacts) -> Finding:

@@ -74,8 +74,8 @@ class Memory(Record, frozen=True, kw_only=True):
     sources: Annotated[
         tuple[str, ...],
         Meta(
-            description="Estimators of GPU memory, in the order in which they are asked; empty: none (recovery only, "
-            "'OR'). The trial run (trace) is left out on virtual GPUs."
+            description="Estimators of GPU memory, in the order in which they are asked. An empty list: no estimates; "
+            "a task that runs out of memory is retried with more. The trial run (trace) is left out on virtual GPUs."
         ),
     ] = ("declared", "history", "trace")
     estimators_at_once: Annotated[

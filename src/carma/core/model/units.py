@@ -66,22 +66,28 @@ def show_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
-def show_j(joules: float | None) -> str:
+def show_j(joules: float | None, like: float | None = None) -> str:
     """`3.1 kWh`, `412 Wh`; joules below 1 Wh (`90 J`, `4.2 J`, `0 J`); `-` for None.
 
     Tasks of seconds use joules, which would be 0.0 in Wh. The rounded figure decides the unit, so that `1,000 Wh` does
-    not appear.
+    not appear; in a column, its largest figure `like` decides for all.
     """
     if joules is None:
         return "-"
+    scale = joules if like is None else like
     hours = joules / 3600
-    if round(hours) >= 1000:
-        return f"{hours / 1000:,.1f} kWh"
-    if round(joules) >= 3600:
-        return f"{hours:.0f} Wh" if round(hours, 1) >= 100 else f"{hours:.1f} Wh"
-    if round(joules, 1) >= 10 or not joules:
-        return f"{joules:,.0f} J"
-    return f"{joules:.1f} J" if abs(joules) >= 0.1 else f"{joules:.1g} J"
+    if round(scale / 3600) >= 1000:
+        return f"{_rounded(hours / 1000, places=1)} kWh"
+    if round(scale) >= 3600:
+        return f"{_rounded(hours, places=0 if round(hours, 1) >= 100 else 1)} Wh"
+    return f"{_rounded(joules, places=0 if round(joules, 1) >= 10 else 1)} J"
+
+
+def _rounded(value: float, places: int) -> str:
+    """`1,862`, `9.6`; one significant digit below 0.1, at most three places; `0`."""
+    if abs(value) >= 0.1:
+        return f"{value:,.{places}f}"
+    return f"{round(value, 3):.1g}"
 
 
 def show_s(seconds: float | None) -> str:

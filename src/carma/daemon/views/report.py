@@ -156,7 +156,7 @@ def _unwatched_notes(gpus: Sequence[GpuWork], span_s: float) -> list[str]:
         if gpu.watched_s < span_s * (1 - _UNWATCHED_SHARE):
             missed.setdefault(show_s(gpu.watched_s), []).append(_name(gpu))
     return [
-        f"GPU {', '.join(names)}: watched for {watched} of {show_s(span_s)}; nothing is known of the rest"
+        f"GPU {', '.join(names)}: observed for {watched} of {show_s(span_s)}; nothing is known of the rest"
         for watched, names in missed.items()
     ]
 
