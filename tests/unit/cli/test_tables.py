@@ -97,7 +97,7 @@ def test_the_queue_prints_the_next_need_and_the_waiting_time_of_a_task(daemon: F
     assert row.endswith("…")
     card = lines("show", "1")
     assert not any(line.startswith(("started", "GPUs")) for line in card)
-    assert "booked 12.4 GiB → observed 10.7 GiB → needs 24.4 GiB" in " ".join(card)
+    assert "12.4 GiB booked, 10.7 GiB observed, 24.4 GiB needed" in " ".join(card)
 
 
 def test_history_prints_why_a_task_ended(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +199,11 @@ def test_explain_of_a_finished_task_prints_its_outcome_and_its_last_decision(dae
     assert ["attempt", "2  placed on GPU 0: idle"] in told
 
 
+def test_energies_in_the_history_have_one_unit(daemon: FakeDaemon) -> None:
+    daemon.tasks = {1: finished(1, energy_j=34_560.0), 2: finished(2, energy_j=1_862.0), 3: finished(3, energy_j=None)}
+    assert [row.strip() for row in lines("history", "--no-header", "-o", "energy")] == ["9.6 Wh", "0.5 Wh", "-"]
+
+
 def test_explain_of_a_task_that_never_had_a_gpu_has_no_table(daemon: FakeDaemon) -> None:
     daemon.tasks = {1: finished(1)}
     daemon.answers["explain"] = t.Explanation(
@@ -216,12 +221,12 @@ def test_explain_of_a_task_that_never_had_a_gpu_has_no_table(daemon: FakeDaemon)
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"source": "declared", "declared": 2_048, "booked": 2_048, "seen": None}, "declared and booked 2.0 GiB"),
+        ({"source": "declared", "declared": 2_048, "booked": 2_048, "seen": None}, "2.0 GiB declared and booked"),
         (
             {"source": "declared", "declared": 2_048, "booked": 2_048, "seen": 1_024},
-            "declared and booked 2.0 GiB → observed 1.0 GiB",
+            "2.0 GiB declared and booked, 1.0 GiB observed",
         ),
-        ({"source": "fixed", "declared": None, "booked": None, "seen": None}, "estimated by fixed 2.0 GiB"),
+        ({"source": "fixed", "declared": None, "booked": None, "seen": None}, "2.0 GiB estimated by fixed"),
     ],
 )
 def test_equal_memory_figures_are_printed_once(daemon: FakeDaemon, fields: dict[str, Any], told: str) -> None:
