@@ -161,6 +161,8 @@ with open("model.pt", "wb") as file:
     torch.save({"nested": [model.state_dict(), 7]}, file)
 with open("model.pt", "rb") as file:
     second, number = torch.load(file, map_location="cuda:0")["nested"]
+torch.save(obj=[7], f="number.pt")
+assert torch.load(f="number.pt", map_location="cpu") == [7]
 third = pickle.loads(pickle.dumps(model))
 assert number == 7
 assert all(each["weight"].is_cuda for each in (first, second, third.state_dict()))

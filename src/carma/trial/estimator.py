@@ -68,6 +68,11 @@ def _doubts(report: TrialReport, found: TrialFootprint) -> list[str]:
         doubts.append("memory still grew in the last step of the trial run; the task may need more")
     if report.made_up_reads > MANY_READS * max(1, report.steps):
         doubts.append(f"the script read {report.made_up_reads} values from the GPU, which were invented")
+    if found.replayed.over_limit:
+        doubts.append(
+            "the script needs more memory than its own limit (the memory fraction of PyTorch): the figure is what it "
+            "held until then, and the task will run out of memory"
+        )
     if found.group == "guessed":
         doubts.append("some sizes depend on values that only a GPU computes; the largest possible sizes were used")
     if found.group == "benchmark":

@@ -112,6 +112,13 @@ def test_the_environment_may_set_the_workspace() -> None:
     assert answer.parts_mib["workspaces"] == 1
 
 
+def test_a_script_above_its_own_memory_fraction_is_a_doubt() -> None:
+    for fraction, is_over in (("0.1", False), ("0.0005", True)):
+        answer = estimated(report(allocator=f"per_process_memory_fraction:{fraction}"))
+        assert isinstance(answer, Estimate)
+        assert any("more memory than its own limit" in warning for warning in answer.warnings) is is_over
+
+
 def test_doubts_are_told() -> None:
     answer = estimated(report(made_up_reads=1000, flags=("guessed_sizes",)))
     assert isinstance(answer, Estimate)

@@ -153,9 +153,9 @@ def test_the_scripts_own_memory_fraction_releases_the_cache_and_ends_the_replay(
     events = [alloc(1, 30), free(1), STEP_END, alloc(2, 40), alloc(3, 20), STEP_END]
     assert replayed(*events).peaks.reserved_bytes == 70 * MIB
     squeezed = replayed(*events, options=parse("per_process_memory_fraction:0.06"))
-    assert (squeezed.peaks, len(squeezed.steps)) == (peaks(60, 60), 2)
+    assert (squeezed.peaks, len(squeezed.steps), squeezed.over_limit) == (peaks(60, 60), 2, False)
     ended = replayed(*events, options=parse("per_process_memory_fraction:0.059"))
-    assert (ended.peaks, len(ended.steps)) == (peaks(40, 40), 1)
+    assert (ended.peaks, len(ended.steps), ended.over_limit) == (peaks(40, 40), 1, True)
 
 
 def test_empty_cache_and_the_settings_are_honoured() -> None:

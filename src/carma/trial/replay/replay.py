@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
+
+from msgspec.structs import replace
 
 from carma.core.model.values import Record
 from carma.trial.replay.allocator import AllocatorOutOfMemory, CachingAllocator
@@ -41,6 +42,7 @@ class Replayed(Record, frozen=True, kw_only=True):
     grows: bool  # steps 2 and 3 still differ: three steps do not show the peak
     scratch_bytes: int  # of libraries, at the peak of allocated
     unmatched: int  # events that contradict each other; more than 0 means that the trace is faulty
+    over_limit: bool = False  # it ended where memory exceeded the script's own limit
 
 
 def replay(
@@ -60,10 +62,13 @@ def replay(
     addresses = None if by_age else DriverAddresses()
     allocator = CachingAllocator(options, device_bytes=device_bytes, address_of=addresses)
     run = _Replay(allocator, calls, marks, workspaces)
-    with contextlib.suppress(AllocatorOutOfMemory):
+    over_limit = False
+    try:
         for event in events:
             run.feed(event)
-    return run.result(options.large_segment_bytes)
+    except AllocatorOutOfMemory:
+        over_limit = True
+    return replace(run.result(options.large_segment_bytes), over_limit=over_limit)
 
 
 class DriverAddresses:

@@ -64,19 +64,19 @@ class _SavedTensor:
 
 def _checkpoints():
     @replaces(torch, "save")
-    def save(write, what, target, *args, **words):
-        path = _path(target)
+    def save(write, obj, f, *args, **words):  # parameters have torch's names: scripts may pass them by name
+        path = _path(f)
         if path is None:
-            write(what, target, *args, **words)
+            write(obj, f, *args, **words)
             return
         with open(path, "wb"):
-            _saved[path] = _map(what, _SavedTensor, torch.Tensor)
+            _saved[path] = _map(obj, _SavedTensor, torch.Tensor)
 
     @replaces(torch, "load")
-    def load(read, source, map_location=None, *args, **words):
-        path = _path(source)
+    def load(read, f, map_location=None, *args, **words):
+        path = _path(f)
         if path not in _saved or os.path.getsize(path):
-            return read(source, map_location, *args, **words)
+            return read(f, map_location, *args, **words)
         place = map_location if isinstance(map_location, (str, int, torch.device)) else None
         return _map(_saved[path], lambda kept: kept.restored(place), _SavedTensor)
 
