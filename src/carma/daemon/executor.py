@@ -134,7 +134,10 @@ class Executor:
                     return
             await self.call_launcher(lambda: self._launch_if_in_place(order))
         finally:
-            self._ordered_s[command.key] = time.monotonic()
+            if self._shell.state.active.get(command.key.task) == command.key:
+                self._ordered_s[command.key] = time.monotonic()
+            else:  # it ended meanwhile
+                self._ordered_s.pop(command.key, None)
             self.poll_now.set()
 
     def _order(self, command: c.LaunchAttempt) -> LaunchOrder:

@@ -139,6 +139,16 @@ def test_following_a_task_that_waits_begins_when_it_starts(served: Served) -> No
         assert output.result(LIMIT_S) == b"hello\n"
 
 
+def test_following_a_waiting_task_with_a_named_output_is_refused_at_once(served: Served) -> None:
+    """A refusal at the start of the first attempt would break a stream whose headers were sent."""
+    client = served.client()
+    task = client.submit(served.request(output="out-%j")).ids[0]
+    served.estimated(task)
+    with pytest.raises(errors.NotFound, match=f"out-{task}; the daemon does not open files"):
+        client.open_logs(task, stream="stdout", attempt=None, follow=True)
+    assert b"".join(client.logs(task)) == b""
+
+
 def test_a_follower_that_leaves_is_forgotten(served: Served) -> None:
     key = started(served)
     write(served, key, b"first\n")

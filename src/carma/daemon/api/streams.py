@@ -123,6 +123,9 @@ class LogStream(NamedTuple):
     async def open_first(self) -> LogFile | None:
         """The first file, opened so that a refusal is an error answer and not a broken stream."""
         file = self._file_after(0, self.tail)
+        task = self._find()
+        if file is None and task is not None and self.follow:  # no attempt yet; a later refusal would break the stream
+            self._refuse_named(task, AttemptKey(task.id, 1))
         if file is not None:
             await asyncio.to_thread(file.open)  # the search for the last lines may read many megabytes
         return file
@@ -191,11 +194,15 @@ class LogStream(NamedTuple):
         if task is None or number is None:
             return None
         key = AttemptKey(task.id, number)
+        self._refuse_named(task, key)
+        return LogFile(number, lambda: AttemptFiles(self.shell.paths.log_dir).open_log(key, self.stream), tail)
+
+    def _refuse_named(self, task: Task, key: AttemptKey) -> None:
+        """Raises NotFound if this output goes to a file that the submitter named."""
         named = named_outputs(key, task.owner, task.spec)[0 if self.stream == "stdout" else 1]
         if named is not None:
-            message = f"this output was sent to {named}; the daemon does not open files that a user named"
+            message = f"this output is sent to {named}; the daemon does not open files that a user named"
             raise NotFound(message, f"read that file: {named}")
-        return LogFile(number, lambda: AttemptFiles(self.shell.paths.log_dir).open_log(key, self.stream), tail)
 
 
 def encode(sequence: int, event: Durable, state: State) -> bytes:
