@@ -170,7 +170,7 @@ def test_another_gpu_is_a_warning_and_its_context_is_added(tmp_path: Path, folde
     assert other.gpu_model == "Tesla T4"
     assert any("trained on data of NVIDIA H200" in warning and "-250 MiB" in warning for warning in other.warnings)
     assert not any("context that is counted" in warning for warning in other.warnings)
-    assert not any("learned on" in warning for warning in own.warnings)
+    assert not any("trained on data of" in warning for warning in own.warnings)
 
 
 def test_an_unmeasured_gpus_context_is_named_with_the_gpu_it_comes_from(folder: Path) -> None:

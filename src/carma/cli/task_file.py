@@ -49,7 +49,7 @@ def _load(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise BadTaskFile(f"{path} is larger than 4 MiB, so it is no task file")
+        raise BadTaskFile(f"{path} is larger than 4 MiB, so it is not a task file")
     try:
         return tomllib.loads(data.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -64,7 +64,7 @@ def _flat(path: Path, values: dict[str, Any]) -> dict[str, Any]:
         return values
     rest = {key: value for key, value in values.items() if key != "task"}
     if twice := sorted(rest.keys() & table.keys()):
-        raise BadTaskFile(f"{path}: {twice[0]!r} stands at the top level and in [task]", "remove one of them")
+        raise BadTaskFile(f"{path}: {twice[0]!r} occurs at the top level and in [task]", "remove one of them")
     return {**rest, **table}
 
 
@@ -124,7 +124,7 @@ def is_script(path: Path) -> bool:
 
 
 def read_directives(path: Path) -> list[Directive]:
-    """The directives before the first line that is no comment, as in sbatch."""
+    """The directives before the first line that is not a comment, as in sbatch."""
     found = []
     for number, line in enumerate(_text(path).splitlines(), start=1):
         if line.strip() and not line.startswith("#"):
@@ -158,4 +158,4 @@ def _text(path: Path) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise BadTaskFile(f"{path} is not UTF-8 text, so it is no script", f"try: carma submit -- {path}") from None
+        raise BadTaskFile(f"{path} is not UTF-8 text, so it is not a script", f"try: carma submit -- {path}") from None

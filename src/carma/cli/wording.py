@@ -112,7 +112,7 @@ def short_ending(task: TaskView) -> str:
         case outcomes.Failed(message=message):
             return message
         case outcomes.OutOfMemory(asked_mib=asked, peak_mib=peak, message=message):
-            figures = (("held", peak), ("asked for", asked))
+            figures = (("held", peak), ("requested", asked))
             text = ", ".join(f"{what} {show_mib(mib)}" for what, mib in figures if mib is not None)
             return text + (" more" if asked is not None else "") or message
         case outcomes.Cancelled(by=by, reason=reason) | outcomes.Preempted(by=by, reason=reason):

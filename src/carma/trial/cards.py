@@ -56,20 +56,20 @@ def card_for(name: str) -> Card | None:
 
 
 def find_card(text: str) -> Card | None:
-    """The model that a user typed: its name or one of its spellings, whole."""
+    """The model with this name or spelling, which must match as a whole."""
     words = _words(text)
     return next((card for card in CARDS if words in map(_words, card.names)), None)
 
 
 def unknown_card(text: str) -> NotFound:
-    """The error for a name that is no model's."""
+    """The error for a name that is not a model."""
     known = [card.alias for card in CARDS]
     spellings = {spelled: card.alias for card in CARDS for spelled in card.names[1:]}
     near = difflib.get_close_matches("-".join(_words(text)), spellings, n=1)
     nearest = f"Did you mean {spellings[near[0]]}? " if near else ""
     return NotFound(
-        f"there is no GPU {text!r}",
-        f"{nearest}Known are {', '.join(known)}, and this machine's GPUs by index or UUID.",
+        f"{text!r} is not a known GPU model",
+        f"{nearest}Known models: {', '.join(known)}. The GPUs of this machine are selected by index or UUID.",
     )
 
 

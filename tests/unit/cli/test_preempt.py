@@ -31,7 +31,9 @@ def fill(daemon: FakeDaemon) -> None:
     daemon.tasks = {
         1: replace(saves[1], gpus=("GPU-0",), gpu_indices=(0,)),
         2: replace(running(2), gpus=("GPU-0",), gpu_indices=(0,)),
-        3: replace(saves[3], asked_to_save_at=5.0, reason="asked to save 12 s ago by carol", reason_code="Saving"),
+        3: replace(
+            saves[3], asked_to_save_at=5.0, reason="asked to save a checkpoint 12 s ago by carol", reason_code="Saving"
+        ),
         4: replace(saves[4], gpus=("GPU-1",), gpu_indices=(1,)),
     }
 
@@ -72,7 +74,7 @@ def test_a_drain_with_preempt_asks_only_tasks_that_save_checkpoints_on_its_gpus(
 
 def test_a_list_and_a_card_say_that_it_was_asked(daemon: FakeDaemon) -> None:
     fill(daemon)
-    assert "asked to save 12 s ago by carol" in call("queue", "--wide").stdout
+    assert "asked to save a checkpoint 12 s ago by carol" in call("queue", "--wide").stdout
     card = call("show", "3").stdout
-    assert "asked to save 12 s ago by carol" in card
+    assert "asked to save a checkpoint 12 s ago by carol" in card
     assert "SIGUSR1" in card

@@ -219,7 +219,7 @@ def test_a_task_table_in_a_file_is_as_good_as_none(daemon: FakeDaemon, tmp_path:
     spec = sent(daemon, "--file", str(file)).spec
     assert (spec.command, spec.gpus, spec.environment["SEED"]) == (("true",), 2, "1")
     file.write_text('gpus = 1\n[task]\ncommand = ["true"]\ngpus = 2\n')
-    assert "'gpus' stands at the top level and in [task]" in call("submit", "--file", str(file)).stderr
+    assert "'gpus' occurs at the top level and in [task]" in call("submit", "--file", str(file)).stderr
 
 
 def test_the_error_for_a_missing_file_names_its_kind(daemon: FakeDaemon, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_history_prints_why_a_task_ended(daemon: FakeDaemon, monkeypatch: pytest
         ({"kind": "failed", "code": 1}, ""),
         (
             {"kind": "out_of_memory", "where": "gpu", "asked_mib": 2048, "peak_mib": 700},
-            "held 700 MiB, asked for 2.0 GiB more",
+            "held 700 MiB, requested 2.0 GiB more",
         ),
         ({"kind": "out_of_memory", "where": "host", "message": "killed"}, "killed"),
         ({"kind": "cancelled", "by": "bob", "reason": "too slow"}, "by bob: too slow"),

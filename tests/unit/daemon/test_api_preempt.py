@@ -50,7 +50,7 @@ def test_a_list_says_since_when_and_by_whom_it_is_asked_and_the_reason_is_the_ow
     served.client(CAROL).preempt(task, reason="the secret experiment")
     view = served.client(ALICE).task(task)
     assert (view.code, view.reason_code) == ("R", "Saving")
-    assert view.reason.startswith("asked to save ")
+    assert view.reason.startswith("asked to save a checkpoint ")
     assert view.reason.endswith(" ago by carol: the secret experiment")
     assert view.asked_to_save_at is not None
     assert (view.checkpoint_signal, view.checkpoint_grace_s) == (10, 45.0)
@@ -60,7 +60,7 @@ def test_a_list_says_since_when_and_by_whom_it_is_asked_and_the_reason_is_the_ow
     served.emit(PreemptionMissed(served.shell.clock.now(), TaskId(task)))
     view = served.client(ALICE).task(task)
     assert (view.reason_code, view.asked_to_save_at) == ("Stayed", None)
-    assert "did not leave in time" in view.reason
+    assert "did not end in time" in view.reason
 
 
 def test_a_task_that_cannot_save_is_refused_with_the_reason(served: Served) -> None:

@@ -174,10 +174,11 @@ def _reason(task: Task, why: Waiting | None, may_see: bool, now: float) -> tuple
         case s.Running(preempting=asked) if asked is not None:
             public = may_see or asked.room_for is not None  # a reason that a user wrote is for the owner only
             why_asked = f": {asked.reason}" if asked.reason and public else ""
-            return "Saving", f"asked to save {show_s(max(0.0, now - asked.at))} ago by {asked.by}{why_asked}"
+            ago = show_s(max(0.0, now - asked.at))
+            return "Saving", f"asked to save a checkpoint {ago} ago by {asked.by}{why_asked}"
         case s.Running(stayed_at=stayed_at) if stayed_at is not None:
             ago = show_s(max(0.0, now - stayed_at))
-            return "Stayed", f"was asked to save and did not leave in time, {ago} ago"
+            return "Stayed", f"was asked to save a checkpoint and did not end in time, {ago} ago"
         case _:
             return (why.code, why.sentence) if why is not None else ("", "")
 
