@@ -9,14 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, assert_never
 
+from msgspec.structs import replace
+
 from carma.core.model.values import NoEstimate
 from carma.trial.protocol import Trial
+from carma.trial.report import TrialReport
 from carma.trial.sandbox import SandboxLimits, SandboxStatus
 
 SOURCE = "trace"
 STEPS_NOTE = "steps"  # number of optimizer steps so far; the file exists once torch is imported
-Kind = Literal["crashed", "no_gpu", "time", "memory"]
+Kind = Literal["crashed", "no_gpu", "time", "no_torch", "memory"]
 _LAST_WORDS = 300  # characters
+_BARE_EXIT = re.compile(r"the script exited with code \d+ [^:]*")
 _ISOLATED = re.compile(r"-[A-Za-z]*[IE][A-Za-z]*")
 _SYSCTL = Path("/proc/sys")
 _SWITCHES = (  # path, value that forbids user namespaces, setting that allows them
@@ -58,7 +62,8 @@ def _ending(status: SandboxStatus, command: Sequence[str], limits: SandboxLimits
     progress = _progress(status)
     match status.ended:
         case "time":
-            return f"the trial run reached its time limit of {limits.seconds:g} s, {progress}", "time"
+            kind: Kind = "no_torch" if status.notes.get(STEPS_NOTE) is None else "time"
+            return f"the trial run reached its time limit of {limits.seconds:g} s, {progress}", kind
         case "memory":
             return f"the trial run needed more than {limits.memory_mib} MiB of host memory, {progress}", "memory"
         case "processes":
@@ -105,6 +110,13 @@ def _early_exit(status: SandboxStatus, command: Sequence[str]) -> tuple[str, Kin
         reason += f"; {', '.join(status.read_only[:3])} cannot be written in a trial run"
         kind = None
     return reason, kind
+
+
+def explained(report: TrialReport, status: SandboxStatus) -> TrialReport:
+    """Adds the last line of the error output where a script that called `sys.exit` gave no reason itself."""
+    if report.cause != "crashed" or not _BARE_EXIT.fullmatch(report.reason):
+        return report
+    return replace(report, reason=f"{report.reason}{_last_words(status)}")
 
 
 def _last_words(status: SandboxStatus) -> str:

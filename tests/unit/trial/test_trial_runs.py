@@ -135,6 +135,14 @@ def test_an_early_end_is_reported_with_its_last_line_of_output(bench: Bench) -> 
     assert reason.endswith("there is no dataset")
 
 
+def test_an_exit_without_a_reason_is_reported_with_the_last_line_of_the_error_output(bench: Bench) -> None:
+    script = "import sys; print('usage: x', file=sys.stderr); print('x: error: --batc', file=sys.stderr)\n"
+    ended = "the script exited with code 2 before an optimizer step"
+    for reason, more in ((ended, ": x: error: --batc"), (f"{ended}: no data", "")):
+        trial = bench.trial(bench.request(f"{script}report('error', cause='crashed', reason={reason!r})"))
+        assert trial.report.reason == reason + more
+
+
 def test_a_command_without_torch_a_flag_and_a_missing_program_are_named(bench: Bench) -> None:
     assert "no Python with torch" in bench.refusal("", "/bin/sh", "-c", "exit 0")
     assert "-I" in bench.refusal("pass", sys.executable, "-I", "train.py")
@@ -226,10 +234,10 @@ def test_the_longest_unused_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
 NUMBERS = SandboxLimits(seconds=9, memory_mib=100, processes=7)
 READ_ONLY = "OSError: [Errno 30] Read-only file system"
 ENDINGS: dict[str, tuple[SandboxStatus, Kind | None]] = {
-    "time, before torch": (SandboxStatus(ended="time"), "time"),
+    "time, before torch": (SandboxStatus(ended="time", notes={"steps": None}), "no_torch"),
     "time, before a step": (SandboxStatus(ended="time", notes={"steps": "0"}), "time"),
     "time, after steps": (SandboxStatus(ended="time", notes={"steps": "2"}), "time"),
-    "time, a mount left out": (SandboxStatus(ended="time", unanswered=["/mnt/x"]), "time"),
+    "time, a mount left out": (SandboxStatus(ended="time", unanswered=["/mnt/x"]), "no_torch"),
     "memory": (SandboxStatus(ended="memory"), "memory"),
     "processes": (SandboxStatus(ended="processes"), None),
     "not started": (SandboxStatus(ended="not_started", why="x was not found in PATH"), "crashed"),
