@@ -27,6 +27,7 @@ _VOLATILE = (
     (re.compile(r"\b(?<!it has )\d+(?:\.\d+)? s\b"), "TIME"),
     (re.compile(r"\b(pid|process) \d+"), r"\1 PID"),
     (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"), "UUID"),
+    (re.compile(r"^carma: .* \.\.\.\n", re.MULTILINE), ""),  # progress, only of a command that takes long
     (re.compile(r"\s+"), " "),
 )
 _ANYTHING = re.compile(r"\s*(?:…|\.\.\.)\s*")

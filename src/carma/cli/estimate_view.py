@@ -32,6 +32,7 @@ _HINTS: dict[Kind, str] = {
     "crashed": "it would probably fail on a GPU too: fix it first",
     "no_gpu": "it needs no GPU memory: move its model to a GPU, or run it without CARMA",
     "time": "give it more time: --limit 10m",
+    "no_torch": "if it imports torch later, give it more time: --limit 10m; otherwise submit it with --gpu-mem",
     "memory": "the setting memory.trial_memory_mib limits the host memory of trial runs",
 }
 _NO_BATCH = "the batch size is not known"  # in the refusals of estimators that use a model's layers

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_WIDTH = 10_000
+ANNOUNCED_AFTER_S = 2.0  # progress without a terminal
 MIN_FLEXIBLE = 12  # width that a flexible column keeps in a pipe or a file
 REMARK_INDENT = " " * 5
 STATE_STYLES = {
@@ -190,10 +192,26 @@ def heading(text: str) -> None:
 
 
 @contextlib.contextmanager
+def _announced(text: str, quiet: bool) -> Iterator[None]:
+    from carma.cli.error_output import complain
+
+    timer = threading.Timer(ANNOUNCED_AFTER_S, complain, (f"{text} ...",))
+    timer.daemon = True
+    if not quiet:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextlib.contextmanager
 def spinner(text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """A line with the elapsed time on stderr; nothing without a terminal. Yields a function that replaces the text."""
+    """A line with the elapsed time on stderr; without a terminal one line if it takes longer than two
+    seconds. Yields a function that replaces the text."""
     if quiet or not sys.stderr.isatty():
-        yield lambda _text: None
+        with _announced(text, quiet):
+            yield lambda _text: None
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

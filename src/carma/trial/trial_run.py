@@ -23,7 +23,7 @@ from carma.trial.report import EVENTS, FORMAT, REPORT, TrialReport
 from carma.trial.sandbox import Sandbox, SandboxLimits, SandboxResult, SandboxRun
 from carma.trial.trial_cache import TrialCache
 from carma.trial.trial_environment import gpu_description, trial_environment
-from carma.trial.trial_reasons import SOURCE, STEPS_NOTE, NoTrial, no_answer, no_trial
+from carma.trial.trial_reasons import SOURCE, STEPS_NOTE, NoTrial, explained, no_answer, no_trial
 
 REPORT_BYTES, EVENTS_BYTES = 64 * 2**20, 512 * 2**20
 _FINAL = r'"stop":\s*"steps"'  # other reports count only when the command has ended: a helper process may leave one
@@ -159,6 +159,7 @@ class TrialRuns:
                 report = msgspec.json.decode(ended.files[REPORT], type=TrialReport)
             except msgspec.MsgspecError as error:
                 return NoTrial(reason=f"the trial run's report cannot be read: {error}")
+            report = explained(report, status)
             return Trial(report=report, events=ended.files.get(EVENTS, b""), seconds=ended.seconds)
         return no_trial(status, request.spec.command, self._limits)
 

@@ -13,6 +13,7 @@ from carma.cli import carma
 from carma.cli.checks import gpu_checks as cards
 from carma.cli.checks.doctor_facts import DoctorFacts
 from carma.cli.error_output import complain
+from carma.cli.output import spinner
 from carma.cli.up import _kind
 from carma.errors import NoGpus
 from carma.wire import api_types as t
@@ -42,6 +43,21 @@ def test_the_message_for_an_empty_list_names_the_filter(daemon: FakeDaemon, word
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr.startswith(told)
     assert daemon.requests
+
+
+def test_work_that_takes_long_is_announced_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("carma.cli.output.ANNOUNCED_AFTER_S", 0.0)
+    printed = ""
+    with spinner("trial run of x"):
+        while not printed:
+            printed = capsys.readouterr().err
+    assert printed == "carma: trial run of x ...\n"
+    monkeypatch.setattr("carma.cli.output.ANNOUNCED_AFTER_S", 60.0)
+    with spinner("trial run of x"), spinner("trial run of x", quiet=True):
+        pass
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
