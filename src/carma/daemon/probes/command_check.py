@@ -141,7 +141,7 @@ def _check_output(flag: str, template: str, directory: str) -> None:
     is_whole = fixed == template.replace("%%", "%")
     if is_whole and os.path.isdir(path):
         hint = f"name a file, for example {os.path.normpath(path)}/%j.out"
-        raise NotRunnable(f"--{flag}: {path} is a directory", hint)
+        raise NotRunnable(f"--{flag}: {os.path.normpath(path)} is a directory", hint)
     _check_may_write(f"--{flag} {template}", path, folder, is_whole, in_folder="/" not in template[len(fixed) :])
 
 
