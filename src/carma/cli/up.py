@@ -57,10 +57,8 @@ def command(
     """Start the daemon on this machine's GPUs, or on virtual GPUs."""
     options = {setting: named[flag.removeprefix("--").replace("-", "_")] for setting, flag in FLAGS.items()}
     given = {setting: value for setting, value in options.items() if value is not None}
-    if file is not None and not file.is_file():
-        raise Usage(f"there is no settings file {file}", "give the path of a TOML file, or leave out --config")
     flags = {**pairs, **given}
-    _check_virtual(flags, file)
+    _check_settings(flags, file)
     if print_unit:
         if detach or new_database:
             raise Usage("--print-unit excludes --detach and --new-database", "leave out these flags: systemd starts it")
@@ -79,8 +77,10 @@ def command(
     return code
 
 
-def _check_virtual(flags: dict[str, object], file: Path | None) -> None:
+def _check_settings(flags: dict[str, object], file: Path | None) -> None:
     """Raises for a wrong setting, and for a flag of virtual GPUs without virtual GPUs."""
+    if file is not None and not file.is_file():
+        raise Usage(f"there is no settings file {file}", "give the path of a TOML file, or leave out --config")
     paths = find_paths(os.environ)
     paths = paths if file is None else msgspec.structs.replace(paths, config_file=file)
     if load_settings(paths, os.environ, flags).settings.virtual.gpus:
