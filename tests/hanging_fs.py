@@ -1,4 +1,4 @@
-"""A directory on FUSE that answers and, when told, hangs: for tests of network drives that hang. Needs root.
+"""A FUSE directory that answers until a test makes it hang: for tests of network drives that hang. Needs root.
 
     with hanging_mount(path) as mount:
         mount.hang()    # every access to `path` blocks; a process that blocks there cannot even be killed

@@ -28,7 +28,7 @@ class Card:
 
 
 class ScriptedDcgm(Libdcgm):
-    """`now` is the host engine's clock. `up` False: nobody answers, and connections break."""
+    """`now` is the host engine's clock. With `up` False, connections are refused and open ones break."""
 
     def __init__(self, *cards: Card) -> None:
         self.cards = list(cards)
@@ -95,7 +95,7 @@ class ScriptedDcgm(Libdcgm):
         card = self._card(entity)
         at_us = round((self.now - card.age_s) * 1e6)
         if field_id == UUID_FIELD:
-            assert live  # nobody watches it
+            assert live  # no subscriber watches this field
             return Value(entity, field_id, 0, at_us, card.uuid)
         assert not live
         if (entity, field_id) not in self._watched:

@@ -1,4 +1,4 @@
-"""A row says which config it was measured from, and counts for that one only: ids are used again."""
+"""A row names the config that it was measured from and counts for that config only, because ids are reused."""
 
 from __future__ import annotations
 

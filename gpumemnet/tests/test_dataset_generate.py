@@ -19,7 +19,7 @@ from gpumemnet.dataset.ranges import INPLACE, Ranges, load_ranges
 from gpumemnet_fixtures.dataset_rows import generated
 
 COUNT = 120
-# What an activation may overwrite: nobody else needs the output of these.
+# Kinds whose output an activation may overwrite, because no other layer needs it.
 FRESH = ("conv", "norm", "linear", "conv1d", "add")
 
 

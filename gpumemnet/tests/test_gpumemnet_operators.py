@@ -1,4 +1,4 @@
-"""One network, whoever wrote it down: as operators of a graph, as a table, as print(model), as the data set has it."""
+"""One network in every input format gives equal features: ONNX graph, table, print(model), row of the data set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUMemNet: which of several models is asked: one's own, the machine's, those that come with CARMA."""
+"""GPUMemNet: the order of the models: those of the user, of the machine, and those shipped with CARMA."""
 
 from __future__ import annotations
 

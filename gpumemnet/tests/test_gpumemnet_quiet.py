@@ -1,4 +1,4 @@
-"""What runs the models keeps nothing of a user's machine, and tells nobody of it."""
+"""The runtime of the models stores and sends no data about the user's machine."""
 
 from __future__ import annotations
 

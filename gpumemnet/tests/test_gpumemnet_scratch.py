@@ -1,4 +1,4 @@
-"""What cuDNN takes while a convolution runs, asked for from a list of layers."""
+"""cuDNN's workspaces for the convolutions of a list of layers."""
 
 from __future__ import annotations
 

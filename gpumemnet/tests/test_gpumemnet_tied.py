@@ -32,7 +32,10 @@ def test_where_the_total_counts_the_weights_once_they_are_one_tensor() -> None:
     tied, apart = language(embedding(), HEAD, parameters=TABLE), language(embedding(), HEAD, parameters=2 * TABLE)
     assert each(played(tied).sizes.weights) == [TABLE_MIB, 0]
     assert each(played(apart).sizes.weights) == [TABLE_MIB, TABLE_MIB]
-    assert each(played(language(embedding(), HEAD)).sizes.weights) == [TABLE_MIB, TABLE_MIB]  # nobody tells a total
+    assert each(played(language(embedding(), HEAD)).sizes.weights) == [
+        TABLE_MIB,
+        TABLE_MIB,
+    ]  # the text contains no total
 
 
 def test_a_bias_is_the_last_layers_own() -> None:

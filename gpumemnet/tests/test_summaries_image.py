@@ -1,4 +1,4 @@
-"""The input of a table that tells only its megabytes: taken where one square image is left, else not."""
+"""The input of a table that has only its size in MB: one square image if exactly one size is possible, else unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where `carma train` writes: known to be writable before anything is read or learned."""
+"""`carma train` checks that it can write to its directory before it reads or trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benches say of the machine and of processes."""
+"""The facts about the machine and its processes that the benches report."""
 
 from __future__ import annotations
 

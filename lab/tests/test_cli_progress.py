@@ -1,4 +1,4 @@
-"""How far a simulation is: told to a terminal only, now and then, and gone in the end."""
+"""Progress of a simulation: shown only on a terminal, at intervals, and erased at the end."""
 
 from __future__ import annotations
 

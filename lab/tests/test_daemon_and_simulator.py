@@ -54,7 +54,7 @@ class Daemon:
 
     def __init__(self, shell: Shell, time: Scripted) -> None:
         self.shell, self._time = shell, time
-        self.by_itself: list[Durable] = []  # what it has committed, and nobody told it
+        self.by_itself: list[Durable] = []  # events that the core committed itself, without an input
         self.launched: list[tuple[AttemptKey, Placement]] = []
 
     def follow(self, commands: Sequence[Command], event: Durable) -> None:

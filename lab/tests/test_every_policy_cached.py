@@ -27,7 +27,7 @@ def mostly_held(policy: Policy, rules: Rules = UNWATCHED) -> World:
 @pytest.mark.parametrize("name", EVERY_POLICY)
 def test_every_policy_decides_the_same_with_and_without_the_verdict_cache(name: str) -> None:
     world = mostly_held(load_policy(name))
-    world.foreign[GpuId("GPU-20")] = 5_000  # nobody's, and yet not idle
+    world.foreign[GpuId("GPU-20")] = 5_000  # memory of no task, but the GPU is not idle
     world.sample()
     tasks = [world.submit(2_000), world.submit(2_000, exclusive=True), world.submit(2_000), world.submit(30_000)]
     tasks.append(world.submit(500, gpus=2))

@@ -10,7 +10,7 @@ import pytest
 from lab.tools import golden
 from lab_fixtures.random_simulations import EVERY_POLICY
 
-MOST_BYTES = 40_000  # of all of them: somebody reads these when they change
+MOST_BYTES = 40_000  # of all files: their differences are reviewed by hand
 
 
 @pytest.mark.parametrize("policy", EVERY_POLICY)

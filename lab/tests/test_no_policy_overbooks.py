@@ -106,7 +106,7 @@ def test_no_gpu_is_booked_beyond_its_memory_or_holds_too_many(policy: str, data:
         books.follow(event)
         if isinstance(event, e.TaskPlaced):
             _company_is_as_promised(made, event)
-    assert not any(books.on.values()), "everybody has left"
+    assert not any(books.on.values()), "all tasks have ended"
 
 
 def _company_is_as_promised(made: Simulation, event: e.TaskPlaced) -> None:

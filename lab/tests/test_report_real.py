@@ -162,7 +162,7 @@ def test_what_was_seen_of_an_attempt_begins_with_its_first_use() -> None:
     assert wide.used_s == 60.0, "of each of its GPUs"
     unseen = attempt("GPU-0", 0.0, 100.0, observed_mib=None, activity=None)
     (host,) = real_run([view(1, 0.0, unseen)], GPUS, about(simulated=False), {}).tasks[0].attempts
-    assert host.used_s == 0.0, "nobody saw it on a GPU"
+    assert host.used_s == 0.0, "no sample shows it on a GPU"
 
 
 def test_a_story_tells_when_the_estimate_was_there_and_when_memory_was_at_its_peak() -> None:

@@ -31,7 +31,7 @@ def limit(*rows: TraceTask, gpus: int = 1, **options: object) -> Bound:
 def test_one_task_takes_its_time_however_many_gpus_there_are() -> None:
     found = limit(row(100.0, seconds=600.0), gpus=8)
     assert found.makespan_s == pytest.approx(600.0)
-    assert found.stages_s == pytest.approx(600.0)  # nobody is in two places
+    assert found.stages_s == pytest.approx(600.0)  # a task is on one GPU at a time
     assert found.work_s == pytest.approx(600.0 / 8)
     assert found.completion_mean_s == found.alone_mean_s == pytest.approx(600.0)
 

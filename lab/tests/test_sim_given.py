@@ -1,4 +1,4 @@
-"""What a simulation would not heed is refused, with the flag that is meant."""
+"""An option that a simulation would ignore is refused, with the option to use instead."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_who_predicts_shares_where_demands_are_known(policy: str) -> None:
 
 
 def test_under_horus_a_task_of_unknown_demand_shares_with_nobody() -> None:
-    """Without an estimate of memory nobody tells a demand either, whatever is asked for."""
+    """Without an estimate of memory there is no estimate of demand, whatever sources are requested."""
     for request in (Request(policy="horus", demand="none"), Request(policy="horus", demand="measured", memory="none")):
         figures = simulation(request).run()
         assert figures.slowdown_max == pytest.approx(1.0, abs=0.01)

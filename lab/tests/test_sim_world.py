@@ -85,7 +85,7 @@ def test_time_before_the_first_arrival_does_not_count() -> None:
 
 
 def test_memory_that_grows_beyond_the_card_is_the_end_of_who_grows() -> None:
-    """Nobody knows sizes: both are let in, and one finds no room while it grows."""
+    """Without known sizes both tasks are placed, and one runs out of memory while it grows."""
     rows = row(memory_mib=30_000, ramp_s=50.0, name="first"), row(memory_mib=30_000, ramp_s=50.0, name="second")
     made = simulation(*rows, memory="none")
     figures = made.run()

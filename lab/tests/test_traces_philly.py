@@ -1,4 +1,4 @@
-"""The Philly file: what is read, which jobs a window has, what they become, what a bad row is told."""
+"""The Philly file: the values read, the jobs in a window, the tasks that they become, the error for an invalid row."""
 
 from __future__ import annotations
 

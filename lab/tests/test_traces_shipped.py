@@ -52,7 +52,7 @@ ANCHORS = {
 
 
 def _exclusive(trace: Trace, gpus: int = 4) -> list[tuple[float, float]]:
-    """Start and end of each task: in order of arrival, nobody overtakes, each GPU for one task at a time."""
+    """Start and end of each task: in order of arrival, without overtaking, one task at a time on each GPU."""
     free_at = [0.0] * gpus
     ran: list[tuple[float, float]] = []
     for task in trace.tasks:

@@ -79,7 +79,7 @@ def test_what_the_steps_ask_for_is_the_solo_activity_at_their_speed() -> None:
     ]
     found = held_against(rows, looks, solo, 5.0)
     assert found is not None
-    assert found["looks"] == 1, "a look without a figure, and one at which nobody trained, do not count"
+    assert found["looks"] == 1, "a sample without a figure and a sample during which no task trained do not count"
     assert found["mean_absolute_difference"] == pytest.approx(0.05)
     assert held_against(rows, [], solo, 5.0) is None
 

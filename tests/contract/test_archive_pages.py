@@ -104,7 +104,7 @@ def test_lists_leave_out_environments_and_a_single_task_is_complete(store: AnySt
 
 
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)
-def test_the_oldest_go_first_and_at_most_so_many_at_a_time(store: SqliteStore) -> None:
+def test_the_oldest_tasks_are_removed_first_and_at_most_the_limit_at_a_time(store: SqliteStore) -> None:
     archive(store, *(finished(number, at=100.0 - number) for number in range(1, 6)))
     assert list(store.prune(99.0, limit=2)) == [4, 5]
     assert list(store.prune(99.0, limit=2)) == [2, 3]

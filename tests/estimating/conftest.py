@@ -1,4 +1,4 @@
-"""One place for compiled parts, whoever of the test processes comes first."""
+"""One directory of compiled extensions for all test processes."""
 
 from __future__ import annotations
 

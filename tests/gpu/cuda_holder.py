@@ -1,4 +1,4 @@
-"""Holds so many MiB on the first GPU and writes to them until it is killed. Needs the CUDA driver and nothing else.
+"""Allocates the given number of MiB on the first GPU and writes to them until it is killed. Needs only the CUDA driver.
 
 Says "holding" when it has them, or why it cannot.
 """

@@ -87,7 +87,9 @@ def test_a_task_that_ended_while_no_daemon_looked_gets_its_outcome() -> None:
         assert (view.exit_code, len(view.attempts)) == (7, 1)
         assert view.started_at is not None
         assert view.ended_at is not None
-        assert view.started_at <= view.ended_at <= over_by, "it ended when it did, not when somebody looked"
+        assert view.started_at <= view.ended_at <= over_by, (
+            "the recorded end is the time at which the process ended, not the time at which it was noticed"
+        )
         assert view.attempts[0].ended_at == view.ended_at
 
 

@@ -1,4 +1,4 @@
-"""Estimates in a real daemon: one user's slow ones hold up nobody else, and bookings follow what is seen."""
+"""Estimates in a real daemon: a user's slow estimates delay no other user, and bookings follow observed memory."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_a_group_may_use_what_belongs_to_it(place: Path) -> None:
     with_probes(work)
 
 
-def test_an_access_list_lets_in_exactly_those_whom_it_names(place: Path) -> None:
+def test_an_access_list_admits_exactly_the_users_in_it(place: Path) -> None:
     listed = place / "listed"
     listed.mkdir()
     allow_by_acl(listed, ALICE.uid)

@@ -58,7 +58,7 @@ def connect(daemon: Daemon, uid: int) -> Client:
 
 @contextlib.contextmanager
 def submitting(daemon: Daemon, uid: int, directory: Path, count: int) -> Iterator[list[Future[SubmitAnswer]]]:
-    """So many submissions from this directory at the same time, each on a connection of its own."""
+    """Submits this number of tasks from the directory at the same time, each on its own connection."""
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(count) as pool:
         clients = [stack.enter_context(contextlib.closing(connect(daemon, uid))) for _ in range(count)]
         yield [pool.submit(client.submit, request("true", directory=str(directory))) for client in clients]

@@ -18,7 +18,7 @@ from tests.harness import LIMIT_S, Daemon, new_home, request, serving, until
 
 
 def move_away(daemon: Daemon) -> Path:
-    """Deleted for everybody who knows only the path; the test still finds its log and its processes."""
+    """Renames the home, so that its path no longer exists. The test still has access to its log and its processes."""
     moved = daemon.home.with_name(daemon.home.name + "-moved")
     daemon.home.rename(moved)
     return moved
@@ -157,7 +157,7 @@ def test_a_start_on_a_full_disk_says_what_failed_why_and_what_to_do(free_kib: in
 
 
 def first_lines(up: subprocess.Popen[str]) -> str:
-    """What it says until it ends, or until it serves; then it is told to end."""
+    """The daemon's output until it ends or serves; a serving daemon is then stopped."""
     assert up.stderr is not None
     said = ""
     for line in iter(up.stderr.readline, ""):

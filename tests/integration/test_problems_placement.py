@@ -23,7 +23,7 @@ from carma.testing.builders import ALICE, World
 from tests.harness import serving
 
 GPU = GpuId("GPU-0")
-OPEN = Rules(warmup=WarmUp(enabled=False))  # nobody waits for a newcomer to settle
+OPEN = Rules(warmup=WarmUp(enabled=False))  # no warm-up: no task waits until a started task has settled
 SETTLED_S = 25.0  # longer than warmup.settle_s
 
 
@@ -111,7 +111,7 @@ def test_problem_11_what_is_not_known_does_not_pass_the_gate(sm: float | None) -
 def test_problem_11_a_process_list_that_tells_nothing_does_not_make_a_gpu_idle(listed: str) -> None:
     """An empty process list meant "all idle": a GPU that others kept busy was handed out as if it were free.
 
-    Here memory in use that no process accounts for is somebody's: the GPU is not idle, and the gate looks at it.
+    CARMA counts memory that belongs to no listed process as used: the GPU is not idle, and the gate checks it.
     """
     world = World(1, rules=OPEN)
     for _ in range(10):
@@ -159,10 +159,10 @@ def test_problem_12_each_metric_closes_the_gate_by_itself_and_tasks_per_gpu_are_
     assert refusal(world, one_more) == "TasksPerGpu"
 
 
-def test_problem_13_a_newcomer_is_not_judged_by_its_start_up() -> None:
-    """Under load the window that was judged was the newcomer's first 30 s: imports and data loading, not training.
+def test_problem_13_a_task_is_not_judged_by_its_start_up_phase() -> None:
+    """Under load the decision used the first 30 s of the last started task: imports and data loading, not training.
 
-    Here the GPU stays closed until the newcomer has used it and settled, and only samples from then on count.
+    CARMA keeps the GPU closed until the task has used it and settled, and only later samples count.
     """
     rules = Rules(gate=Gate(summary="mean"), window=WindowRules(length_s=30.0))
     world = World(1, rules=rules)
@@ -223,7 +223,7 @@ def test_problem_15_pids_of_another_namespace_do_not_close_a_gpu_for_ever() -> N
     world.settle()
     world.start(first)
     del world.memory[world.state.active[first]]
-    world.foreign[GPU] = 6_000  # its own memory, under a pid that nobody here knows
+    world.foreign[GPU] = 6_000  # its own memory, under a pid that CARMA cannot see
     second = world.submit(20_000)
     world.wait(30)
     world.settle()
@@ -264,7 +264,7 @@ def test_problem_16_a_large_task_or_a_recovering_one_does_not_hold_up_the_others
     assert why.reserved_start_at <= world.now + 600.0
     world.start(small)
 
-    world.oom(first)  # comes back with a larger booking, and is waited for by nobody
+    world.oom(first)  # returns with a larger booking; no task waits for it
     world.settle()
     assert not world.placed(first)
     another = world.submit(2_000, runtime_s=30.0)
@@ -276,7 +276,7 @@ def test_problem_16_a_large_task_or_a_recovering_one_does_not_hold_up_the_others
     world.wait(60)
     world.settle()
     world.start()
-    assert world.placed(big) or world.placed(first), "whoever is first in the line is not starved"
+    assert world.placed(big) or world.placed(first), "the first task in the queue is not starved"
 
 
 def test_problem_17_a_large_estimate_can_share_a_card_and_one_above_the_card_still_runs() -> None:
@@ -309,7 +309,7 @@ def test_problem_17_a_large_estimate_can_share_a_card_and_one_above_the_card_sti
 def test_problem_18_a_figure_is_only_used_where_it_was_asked_for() -> None:
     """With no estimator set, the estimating policies used the measured ("oracle") figure without a word.
 
-    Here `memory.sources` says who is asked. With nobody the size is unknown, and every booking names its source.
+    In CARMA `memory.sources` lists the estimators. Without any the size is unknown; every booking names its source.
     """
     with serving(gpus=1, memory__sources="") as nobody_asked:
         view = nobody_asked.wait(nobody_asked.submit("true", gpu_memory_mib=1_000))

@@ -1,4 +1,4 @@
-"""Problems 23 to 26 of the published system: anybody could be anybody, run anything as the server, and stop it.
+"""Problems 23 to 26 of the published system: clients could act as any user, run commands as the server and stop it.
 
 Each test is named after its problem; its first line says what happened there, the rest what happens here.
 """
@@ -67,7 +67,7 @@ def sockets_of(pid: int) -> set[str]:
 
 
 def test_problem_23_there_is_no_network_port_and_no_identity_by_name(daemon: Daemon) -> None:
-    """There was no authentication, the port may have been open to the network, and a user was whoever they said.
+    """There was no authentication, the port may have been open to the network, and the client chose its user name.
 
     Here there is a Unix socket and nothing else, open to the daemon's own user unless that is root, and a request
     that names a user is refused.
@@ -91,9 +91,9 @@ def test_problem_23_there_is_no_network_port_and_no_identity_by_name(daemon: Dae
 
 
 def test_problem_23_a_daemon_that_is_not_root_serves_its_own_user_only() -> None:
-    """Whoever could reach the port was served, and their jobs ran under the server's account.
+    """Every client that could reach the port was served, and its jobs ran under the server's account.
 
-    Here a daemon that could not run somebody's task as that person turns them away.
+    CARMA's daemon refuses a user whose tasks it cannot run under that user's account.
     """
     authenticator = Authenticator(own_uid=1001, names=UserNames({1001: "alice", 1002: "bob", 0: "root"}.__getitem__))
     assert authenticator.identify(Peer(pid=1, uid=1001, gid=1001)).name == "alice"
@@ -102,10 +102,10 @@ def test_problem_23_a_daemon_that_is_not_root_serves_its_own_user_only() -> None
 
 
 @needs_root
-def test_problem_23_a_task_runs_as_the_user_whom_the_kernel_names(daemon: Daemon) -> None:
+def test_problem_23_a_task_runs_as_the_user_that_the_kernel_reports(daemon: Daemon) -> None:
     """All jobs of all users ran under one account, with logs written where the client said.
 
-    Here a task runs with its submitter's rights, also when it opens its own log, and belongs to nobody else.
+    CARMA runs a task with its submitter's rights, also when it opens its own log, and it belongs only to the submitter.
     """
     private = daemon.home / "private"
     private.mkdir(mode=0o700)
@@ -122,7 +122,7 @@ def test_problem_23_a_task_runs_as_the_user_whom_the_kernel_names(daemon: Daemon
 
 
 def test_problem_24_nothing_goes_through_a_shell(daemon: Daemon) -> None:
-    """Path, directory and command went unquoted into shells: anybody ran anything as the server's user.
+    """Path, directory and command were passed to shells unquoted: clients could run any command as the server's user.
 
     Here they are words and stay words, from the command line, from a task file and from the socket.
     """

@@ -50,7 +50,7 @@ def carma(daemon: Daemon, *words: str, **environment: str) -> subprocess.Complet
 
 
 def joins(rules: Rules, busy_s: float, calm_s: float) -> bool:
-    """Whether a second task may join a GPU whose first was busy for so long and has been calm for so long."""
+    """Whether a second task may join a GPU whose first task was busy and then idle for these durations."""
     world = World(1, rules=rules)
     world.submit()
     world.settle()

@@ -1,6 +1,6 @@
 """A directory that never answers, as a network drive whose server is gone: a FUSE mount without a server.
 
-Whoever looks into it sleeps in the kernel until the mount is aborted, which happens at the end of the block.
+A process that reads it sleeps in the kernel until the mount is aborted, which happens at the end of the block.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def ask(
     headers: Mapping[str, str] | None = None,
     timeout_s: float = LIMIT_S,
 ) -> Answer:
-    """One request on a connection of its own, as whoever calls."""
+    """One request on its own connection, with the credentials of the caller."""
     connection = _UnixConnection(str(daemon.paths.socket), timeout_s)
     try:
         data = None if body is None else json.dumps(body).encode()

@@ -88,7 +88,7 @@ def test_no_directory_of_the_daemon_can_be_changed_by_a_user(unused_daemon: Daem
 
 
 def test_a_daemon_that_was_started_with_an_open_umask_leaves_nothing_open(alice: Person, bob: Person) -> None:
-    """An administrator's shell may have any umask. Whoever can write daemon.pid chooses what scripts of root kill."""
+    """An administrator's shell may have any umask. A user who can write daemon.pid chooses what root's scripts kill."""
     with resting_root_daemon() as daemon:
         daemon.popen_options = {"umask": 0}
         daemon.start()
@@ -219,7 +219,7 @@ def test_root_does_not_start_below_a_directory_that_a_user_owns(alice: Person) -
 
 @pytest.mark.parametrize("victim", ["bob", "root"])
 def test_a_users_socket_in_the_daemons_place_gets_nothing_from_others(alice: Person, bob: Person, victim: str) -> None:
-    """CARMA_HOME names a directory in /tmp whose daemon is down: Alice serves there, and somebody else submits."""
+    """CARMA_HOME names a directory in /tmp without a daemon: Alice starts one there, and another user submits."""
     place = alice.folder(f"fake-{secrets.token_hex(4)}", 0o755)
     address = place / "carma.sock"
     stolen = place / "stolen"

@@ -1,6 +1,6 @@
 """The kernel's keyrings: a task has a session keyring of its own.
 
-Whoever inherits a session keyring may read the keys in it: Kerberos tickets, passwords of network drives, disk keys.
+A process that inherits a session keyring may read its keys: Kerberos tickets, passwords of network drives, disk keys.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nobody reads the output, the records or the files of somebody else through CARMA's logs."""
+"""No user can read the output, the records or the files of another user through CARMA's logs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RACES = 150  # requests; /etc/shadow came back after 10 of them when the daemon 
 
 
 class Victim:
-    """A finished task of Bob's. Its output, error output, command and environment hold marks that nobody else knows."""
+    """A finished task of Bob. Its output, error output, command and environment contain markers that only Bob knows."""
 
     def __init__(self, daemon: Daemon, bob: Person) -> None:
         self.mark = f"secret-{secrets.token_hex(8)}"
@@ -271,7 +271,7 @@ def test_the_directory_of_another_users_attempt_is_closed(alice: Person, victim:
 def test_a_hard_link_to_another_users_output_gives_nothing_and_takes_nothing_away(
     daemon: Daemon, alice: Person, bob: Person, victim: Victim
 ) -> None:
-    """Kernels without fs.protected_hardlinks let anybody make the link."""
+    """Kernels without fs.protected_hardlinks let every user make the link."""
     link = alice.home / f"hard-{secrets.token_hex(4)}"
     try:
         alice.act(lambda: os.link(victim.folder / "stdout.log", link))

@@ -79,7 +79,7 @@ def test_a_trial_run_reads_no_file_of_another_user(
 
 
 def test_a_trial_run_changes_no_file_of_another_user(trial: SandboxVariant, place: Path, bob: Person) -> None:
-    """Even a file that everybody may write: the trial run writes to a copy."""
+    """A trial run writes to a copy even of a file that every user may write."""
     closed = bob.file(f"closed-{secrets.token_hex(4)}", "bob's")
     public = bob.file(f"public-{secrets.token_hex(4)}", "bob's", 0o666)
     said(trial, f"echo changed > {closed}; echo changed > {public}; rm -f {closed} {public}", place)
@@ -159,7 +159,7 @@ def test_what_one_user_compiled_is_never_loaded_for_another(
 
 
 def test_trial_runs_that_are_remembered_are_closed_to_users(place: Path, alice: Person) -> None:
-    """Whoever could write there would choose how much memory another user's task is booked with."""
+    """A user who can write there could choose the booking of another user's task."""
     cache = TrialCache(place / "cache" / "trials")
     cache.put("key", ScriptedTrials(("true",)).trial)
     for folder in (place / "cache", place / "cache" / "trials"):

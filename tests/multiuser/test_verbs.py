@@ -1,4 +1,4 @@
-"""Nobody acts on somebody else's tasks, acts as an administrator, or is taken for somebody else."""
+"""A user cannot act on another user's tasks, act as an administrator, or be mistaken for another user."""
 
 from __future__ import annotations
 

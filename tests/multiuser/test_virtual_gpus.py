@@ -1,6 +1,6 @@
 """Virtual GPUs are files that the tasks of all users share. They are for trying CARMA out and separate no users.
 
-What holds nevertheless: nobody gets at files outside their directory through them, and the daemon survives.
+Two properties still hold: no user can reach files outside that directory through them, and the daemon survives.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def write_wrong_numbers(folder: Path, _: Path) -> None:
 
 
 def replace_by_hard_link(folder: Path, target: Path) -> None:
-    """As a kernel without fs.protected_hardlinks lets her. A damaged state makes the next daemon start anew."""
+    """The link needs a kernel without fs.protected_hardlinks. The next daemon replaces the damaged state."""
     write_nonsense(folder, target)
     (folder / "lock").unlink()
     os.link(target, folder / "lock")

@@ -1,4 +1,4 @@
-"""Nobody changes files of somebody else, of root or of CARMA through a task or its output."""
+"""No user can change files of another user, of root or of CARMA through a task or its output."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def read_request(connection: socket.socket) -> bytes:
 
 
 class Peer:
-    """Plays one script after the other, one for each connection; then nobody listens any more."""
+    """Plays one script for each connection in turn, then stops listening."""
 
     def __init__(self, path: Path, *scripts: Turn) -> None:
         self.requests: list[bytes] = []
@@ -148,7 +148,7 @@ def test_query_values_are_quoted(path: Path) -> None:
     assert peer.requests[0].startswith(b"GET /v1/tasks?user=a%20b%26c%3D%C3%BC&limit=5 HTTP/1.1\r\n")
 
 
-def test_a_connection_that_the_daemon_closed_meanwhile_is_made_anew(path: Path) -> None:
+def test_a_connection_that_the_daemon_has_closed_is_opened_again(path: Path) -> None:
     with talking(path, replies(answer()), replies(answer())) as (client, peer):
         client.hold(1)
         until(lambda: peer.closed == 1)
@@ -267,7 +267,7 @@ def test_without_a_daemon_the_next_step_is_named(path: Path) -> None:
         client.server()
 
 
-def test_a_socket_of_somebody_else_is_not_allowed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_of_another_user_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_socket: socket.socket, _path: str) -> None:
         raise PermissionError(13, "Permission denied")
 

@@ -1,4 +1,4 @@
-"""The trace format: what is read, and what each kind of bad file is told."""
+"""The trace format: the values that are read, and the error for each kind of invalid file."""
 
 from __future__ import annotations
 

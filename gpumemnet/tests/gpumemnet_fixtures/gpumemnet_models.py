@@ -1,4 +1,4 @@
-"""Learned models that nobody learned: small ONNX files whose figures can be worked out by hand, and networks to ask.
+"""Models that are written by hand, not trained: small ONNX files with results that are easy to calculate, and networks.
 
 MLP-based: `base + guess · factor` for each quantile, where the guess is the feature of that name. Transformer-based:
 `base + factor · (MiB of the outputs of all layers + 100 MiB for each linear layer + 10 MiB for each that a rectifier

@@ -77,7 +77,7 @@ def rules(draw: st.DrawFn) -> Rules:
 
 @st.composite
 def asked(draw: st.DrawFn, trace: Trace) -> tuple[Asked, ...]:
-    """Of each task what somebody thinks, near the truth or far from it, or nothing; some want a GPU alone."""
+    """For each task an estimate that is near the truth, far from it, or missing; some tasks request a GPU alone."""
     return tuple(
         Asked(
             estimate=draw(st.none() | estimates(row)),

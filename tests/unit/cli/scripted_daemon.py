@@ -251,6 +251,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def stale_socket(path: Path) -> None:
-    """A socket file that nobody listens on."""
+    """A socket file without a listening process."""
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))

@@ -1,4 +1,4 @@
-"""Lists longer than a screen, verbs on all tasks of somebody, and tasks that are over meanwhile."""
+"""Lists longer than a screen, verbs on all tasks of a user, and tasks that end in the meantime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.cli.scripted_daemon import FakeDaemon, running, task_view
 
 
 class Limited(FakeDaemon):
-    """Lists so many as it is asked for, 10 if it is not told; `over` are those that end with the first one."""
+    """Lists as many tasks as requested, by default 10. The tasks in `over` end together with the first one."""
 
     over: tuple[int, ...] = ()
 

@@ -164,7 +164,7 @@ def test_a_card_that_is_too_small(
     text = printed(capsys, "--", "sh")
     assert ("fit" in text) is bool(said)
     assert said in text
-    assert ("--gpu-mem" in text) is (not said)  # nobody can book more than a card has
+    assert ("--gpu-mem" in text) is (not said)  # more than the memory of the card cannot be booked
     assert ("v100-32gb, a100-40gb" in " ".join(text.split())) is bool(said)
 
 

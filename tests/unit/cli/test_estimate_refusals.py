@@ -207,7 +207,7 @@ def test_ctrl_c_ends_the_trial(tmp_path: Path) -> None:
     """The command sleeps in its box; with the verb it goes."""
     if not can_box(tmp_path):
         pytest.skip("namespaces are not to be had here")
-    naptime = f"{600 + os.getpid() % 97}.{tmp_path.stat().st_ino}"  # nobody else sleeps for exactly so long
+    naptime = f"{600 + os.getpid() % 97}.{tmp_path.stat().st_ino}"  # no other process sleeps for exactly this time
     environ = {**os.environ, "CARMA_HOME": str(tmp_path / "home"), "COLUMNS": "100"}
     words = ["estimate", "--gpu", "h200", "--estimator", "horus", "--", "sleep", naptime]
     verb = subprocess.Popen(

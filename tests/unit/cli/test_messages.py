@@ -1,4 +1,4 @@
-"""What people are told besides tables: when there is nothing to show, when a task waits, when something is wrong."""
+"""Messages besides tables: for an empty list, for a waiting task, for an error."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Restarted(FakeDaemon):
         super().__init__()
         self.tasks = {1: running(1)}
         self.output = {"stdout": b"one\n", "stderr": b""}
-        self.missing = 3  # so many questions find nobody
+        self.missing = 3  # this number of requests finds no daemon
         self.followed = 0
 
     def answer(self, route: Route, task: int | None, query: dict[str, str], body: Any) -> Any:
@@ -39,7 +39,7 @@ class Restarted(FakeDaemon):
                 self.tasks = {1: finished(1, code=6)}
                 self.output["stdout"] = b"one\ntwo\nthree\n"
                 self.answers["server"] = msgspec.structs.replace(SERVER, pid=SERVER.pid - 1)
-            raise Unreachable("nobody listens")
+            raise Unreachable("no daemon listens")
         answer = super().answer(route, task, query, body)
         self.followed += route.name == "logs" and query["stream"] == "stdout"
         return answer
@@ -113,7 +113,7 @@ class Streaming(FakeDaemon):
         answer = super().answer(route, task, query, body)
         sent = len(self.asked("events"))
         if route.name == "events" and sent == 2:
-            raise Unreachable("nobody listens")
+            raise Unreachable("no daemon listens")
         if route.name == "events" and sent == 4:
             raise NotAllowed("over")
         return answer

@@ -40,7 +40,7 @@ def finished(number: int, at: float | None = None) -> Task:
 
 
 def fill(served: Served, count: int) -> None:
-    """So many finished tasks in the archive."""
+    """Puts this number of finished tasks into the archive."""
 
     async def save() -> None:
         served.store.save(

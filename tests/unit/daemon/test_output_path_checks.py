@@ -16,7 +16,7 @@ from carma.errors import NotRunnable
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """Where anybody could go, unlike below a directory of pytest's."""
+    """A directory that every user can enter, unlike the directories of pytest."""
     with tempfile.TemporaryDirectory() as made:
         os.chmod(made, 0o755)
         (Path(made) / "file").write_text("")

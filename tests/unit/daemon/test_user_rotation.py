@@ -1,4 +1,4 @@
-"""A few places, many who want one: users take turns, and nobody who went away keeps a place."""
+"""Slots that users share: users take turns, and a request that was abandoned does not keep its slot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ALICE, BOB, CAROL = 1, 2, 3
 
 
 class Crowd:
-    """Those who come write their name down when they get a place, and leave when they are told to."""
+    """Each request records its name when it gets a slot, and releases the slot when the test says so."""
 
     def __init__(self, places: int) -> None:
         self.turns = UserRotation(places)
@@ -46,7 +46,7 @@ class Crowd:
 
 
 async def rest() -> None:
-    """Everybody who can move has moved."""
+    """Waits until all requests that can get a slot have one."""
     for _ in range(10):
         await asyncio.sleep(0)
 

@@ -38,7 +38,7 @@ LIMIT_S = 180.0
 
 
 class CountingStore(MemoryStore):
-    """Remembers its transactions, and can be told to refuse them."""
+    """A store that records its transactions and refuses them on request."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -84,7 +84,7 @@ def test_a_changed_script_is_another_script() -> None:
     assert estimated(run, fingerprint="before").warnings == ()
 
 
-def test_what_ran_before_anybody_looked_at_files_still_counts_but_says_so() -> None:
+def test_runs_without_a_fingerprint_of_files_still_count_and_are_named() -> None:
     answer = estimated(ran(64, 4_000), fingerprint="abc")
     assert answer.footprint_mib == 4_000
     assert answer.warnings == ("whether its files have changed since then is not known",)

@@ -262,7 +262,7 @@ def test_loops_broken_text_and_odd_names_are_nothing(tmp_path: Path) -> None:
 def test_a_version_is_never_more_than_a_version(tmp_path: Path) -> None:
     """Otherwise a link to another user's file would be read by a daemon that is root."""
     site = environment_at(tmp_path / "v", "2.11.0")
-    (site / "torch" / "version.py").write_text("__version__ = 'the secret of somebody else'\n")
+    (site / "torch" / "version.py").write_text("__version__ = 'a secret of another user'\n")
     assert only(look(tmp_path / "v/bin/python")) == {"torch": ""}
 
 

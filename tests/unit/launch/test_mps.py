@@ -22,7 +22,7 @@ from tests.mps_program import Program, kill, short_home
 
 ME = Owner(os.geteuid(), os.getegid(), "me")
 NOBODY = Owner(65534, 65534, "nobody")
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start servers as somebody else")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start servers as another user")
 
 
 @pytest.fixture
@@ -283,7 +283,7 @@ def test_a_pid_file_is_not_believed(home: Path) -> None:
         path.write_text(text)
         assert control.find() is None
     path.unlink()
-    os.mkfifo(path)  # nobody writes: a read that waited would never end
+    os.mkfifo(path)  # no process writes: a blocking read would never end
     assert control.find() is None
 
 

@@ -273,7 +273,7 @@ def test_the_server_runs_while_a_task_needs_it_and_stops_afterwards(place: Place
     pids = launcher.sharing_pids()
     launcher.maintain()
     launcher.close()
-    later = place.launcher()  # after a restart it has to be told by the poll
+    later = place.launcher()  # after a restart the launcher learns it from the poll
     look(later, key())
     later.maintain()
     assert later.sharing_pids() == pids

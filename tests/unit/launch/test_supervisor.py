@@ -26,7 +26,7 @@ from carma.testing.launcher_contract import key, order_of, until, until_ended, u
 from tests.launch_orders import shell, spec_of, tidy
 
 NOBODY = Owner(65534, 65534, "nobody")
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start tasks as somebody else")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start tasks as another user")
 
 
 @pytest.fixture

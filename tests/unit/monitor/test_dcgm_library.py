@@ -52,7 +52,7 @@ def test_the_newest_library_that_can_be_loaded_is_taken(path: str, script: ctype
 
 
 def test_no_library_is_none() -> None:
-    assert open_library(("libdcgm-that-nobody-has.so.1",)) is None
+    assert open_library(("libdcgm-that-does-not-exist.so.1",)) is None
 
 
 def test_a_library_that_lacks_the_calls_is_none(tmp_path: Path) -> None:

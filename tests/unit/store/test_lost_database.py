@@ -34,7 +34,7 @@ def event(number: int) -> GpuDrained:
 
 
 def killed(path: Path, events: int) -> None:
-    """What a daemon leaves behind that was killed after so many events: nothing is moved out of the log."""
+    """The files of a daemon that was killed after this number of events: no event has been moved out of the log."""
     program = f"""
         import os, signal
         from tests.unit.store.test_lost_database import event

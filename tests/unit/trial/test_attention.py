@@ -1,4 +1,4 @@
-"""How a trial's attention was computed, told from its flags and from what a softmax took."""
+"""The kind of attention in a trial run, derived from its flags and from the memory of a softmax."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def test_everything_else_is_not(op: int, size: int, kind: int) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"heads": None}, {"batch": None}, {"layers": ()}])
-def test_without_heads_a_batch_or_layers_nobody_can_tell(changed: dict[str, object]) -> None:
+def test_the_kind_is_unknown_without_heads_a_batch_or_layers(changed: dict[str, object]) -> None:
     assert with_attention(attending(**changed), trial(SOFTMAX, SCORES_BYTES)).attention == ""
     assert with_attention(attending(**changed), trial(SOFTMAX, SCORES_BYTES, "sdpa_cudnn")).attention == "sdpa"

@@ -102,7 +102,7 @@ def test_the_nearest_version_of_torch(tmp_path: Path) -> None:
     ("torch", "warned"),
     [("2.11.0", False), ("2.15.1", False), ("2.16.0", True), ("2.7.0", False), ("2.6.0", True), ("3.11.0", True)],
 )
-def test_only_a_version_of_torch_that_is_far_away_is_told(tmp_path: Path, torch: str, warned: bool) -> None:
+def test_only_a_distant_version_of_torch_is_a_warning(tmp_path: Path, torch: str, warned: bool) -> None:
     put(tmp_path, "NVIDIA H200", "2.11.0")
     warnings = found("NVIDIA H200", torch, tmp_path).warnings
     assert [f"the script has {torch}" in warning for warning in warnings] == [True] * warned
@@ -120,7 +120,9 @@ def test_only_a_version_of_torch_that_is_far_away_is_told(tmp_path: Path, torch:
         ("Something Else", "NVIDIA A30", True),
     ],
 )
-def test_a_card_that_nobody_measured_gets_the_nearest(tmp_path: Path, wanted: str, taken: str, warned: bool) -> None:
+def test_a_card_without_measurements_gets_the_constants_of_the_nearest_card(
+    tmp_path: Path, wanted: str, taken: str, warned: bool
+) -> None:
     for gpu in ("NVIDIA A30", "NVIDIA H200"):
         put(tmp_path, gpu, "2.11.0")
     answer = found(wanted, "2.11.0", tmp_path)

@@ -199,7 +199,7 @@ def test_the_forest_votes_and_a_remainder_comes_on_top() -> None:
     assert ConvWorkspaces(model(OTHER))(call()).transient_bytes == (2 * copies,)
 
 
-def test_what_a_benchmark_tries_is_told_apart_from_what_it_keeps() -> None:
+def test_memory_that_a_benchmark_tries_is_distinguished_from_memory_that_it_keeps() -> None:
     tried = call(flags=("tf32", "benchmark"))
     workspaces = ConvWorkspaces.from_rows([row(mode="benchmark")], model("zero"))
     assert workspaces(tried).trial_bytes == 12_245
@@ -221,7 +221,7 @@ def test_the_shipped_model_is_near_what_was_measured(made: Call, measured: int) 
     assert sum(shipped_convolutions()(made).transient_bytes) == pytest.approx(measured, rel=0.05)
 
 
-def test_the_shipped_model_carries_a_layer_to_a_batch_that_nobody_measured() -> None:
+def test_the_shipped_model_extrapolates_a_layer_to_an_unmeasured_batch() -> None:
     """Copies of image, output and weight: the batch changes all but the last of them."""
     made = call(image=(88, 128, 56, 56), weight=(256, 128, 3, 3), output=(88, 256, 56, 56), dtype="bfloat16")
     assert shape(made) not in dict(shipped_model().call.measured)

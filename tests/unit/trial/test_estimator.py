@@ -67,7 +67,7 @@ def test_what_it_keeps_busy_is_predicted_from_its_layers_for_the_card_that_is_as
     assert here.demand_predicted
     other = estimated(report(described=made), asked(replace(H200, name="NVIDIA Prototype")))
     assert isinstance(other, Estimate)
-    assert (other.demand, other.demand_predicted) == (None, False), "nobody knows what that card can do"
+    assert (other.demand, other.demand_predicted) == (None, False), "the speed of that card is unknown"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_without_a_caching_allocator_nothing_is_said() -> None:
     assert isinstance(answer, NoEstimate)
 
 
-def test_a_card_that_is_too_small_is_told_first() -> None:
+def test_the_first_warning_is_that_the_card_is_too_small() -> None:
     small = Gpu(id=GpuId("GPU-0"), index=0, name="Tesla T4", memory_mib=500)
     answer = estimated(request=asked(small))
     assert isinstance(answer, Estimate)
@@ -119,7 +119,7 @@ def test_a_script_above_its_own_memory_fraction_is_a_doubt() -> None:
         assert any("more memory than its own limit" in warning for warning in answer.warnings) is is_over
 
 
-def test_doubts_are_told() -> None:
+def test_doubts_become_warnings() -> None:
     answer = estimated(report(made_up_reads=1000, flags=("guessed_sizes",)))
     assert isinstance(answer, Estimate)
     text = " ".join(answer.warnings)

@@ -126,7 +126,7 @@ def test_pipes_devices_and_loops_are_passed_over(project: Path) -> None:
     assert mark(project, "python", "train.py", "/dev/zero", "pipe.py", "\0", "self.py")
 
 
-def test_nothing_is_told_of_files_that_the_owner_cannot_read(open_folder: Path) -> None:
+def test_a_fingerprint_ignores_files_that_the_owner_cannot_read(open_folder: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root and another user")
     secret = open_folder / "work" / "secret.py"

@@ -255,7 +255,7 @@ def test_a_directory_that_is_not_there(variant: SandboxVariant, folder: Path) ->
     assert str(folder / "work") in ended.status.why
 
 
-def test_a_signal_is_told(variant: SandboxVariant, folder: Path) -> None:
+def test_the_signal_that_ended_the_command_is_reported(variant: SandboxVariant, folder: Path) -> None:
     ended = variant.run("kill -SEGV $$", folder)
     assert (ended.status.ended, ended.status.code) == ("exit", -signal.SIGSEGV)
 

@@ -66,7 +66,7 @@ def test_a_neighbour_that_joins_slows_the_task_from_that_moment_on() -> None:
     assert second.progress_s == pytest.approx(20.0 * rate_second, abs=1e-9)
 
 
-def test_a_neighbour_that_reaches_its_end_stops_slowing_the_task_before_anybody_looks() -> None:
+def test_a_neighbour_stops_slowing_the_task_at_its_end_not_at_the_next_read() -> None:
     world = make_world()
     long, short = add(world, [0], A, 1000.0), add(world, [0], B, 5.0)
     rate_long, rate_short = progress_rates([A, B])

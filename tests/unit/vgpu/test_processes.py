@@ -212,7 +212,7 @@ def test_a_reopened_world_has_the_same_gpus_and_the_running_tasks(device: Device
     assert "carma up --virtual-gpus 2 --gpu-memory 40GiB;" in refused.value.hint
 
 
-def test_an_empty_world_can_change_its_shape_and_a_torn_one_is_made_anew(device: Device) -> None:
+def test_an_unused_state_can_change_its_gpus_and_a_damaged_one_is_replaced(device: Device) -> None:
     assert len(world.ensure(device.directory, 3, 1024).read().gpus) == 3
     (Path(device.directory) / "state.json").write_bytes(b'{"version":')
     with pytest.raises(StoreError, match="cannot be used"):

@@ -62,7 +62,7 @@ def test_a_sample_is_the_mean_since_the_one_before(device: Device) -> None:
     sampler = VirtualSampler(device)
     began_s = device.read().at_s
     first = sampler.sample(1.0)[0]
-    load(device, 0, A, 100, wanted_s=3.0)  # over in 3 ms: nobody looks while it runs
+    load(device, 0, A, 100, wanted_s=3.0)  # ends after 3 ms, so no sample is taken while it runs
     while not device.read().processes[0].done:
         pass
     after = sampler.sample(2.0)[0]

@@ -157,7 +157,7 @@ class Meter:
 
 
 class SamplerGroup:
-    """So many samplers that together they read a GPU at least `gpus` times."""
+    """Enough samplers to read a GPU at least `gpus` times together."""
 
     def __init__(self, nvml: Any, gpus: int) -> None:
         self._gpus = gpus

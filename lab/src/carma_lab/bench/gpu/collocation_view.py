@@ -19,7 +19,7 @@ MARKS = {"timeslice": "o", "mps": "s", "mig": "^"}
 
 
 class Point(Shown, frozen=True, kw_only=True):
-    """So many copies of one task at the same time. Activities are means over the span, over all copies."""
+    """A number of copies of one task that run at the same time. Activities are means over the span and all copies."""
 
     task: str  # small or large
     mechanism: str

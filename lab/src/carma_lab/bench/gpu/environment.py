@@ -59,7 +59,7 @@ def _control(arguments: list[str], environment: dict[str, str], words: str) -> N
             text=True,
             env={**os.environ, **environment},
             stdout=subprocess.DEVNULL,
-            check=not words,  # the study is over when it is told to quit
+            check=not words,  # the study has ended when the control daemon is stopped
             timeout=CONTROL_LIMIT_S,
         )
     except subprocess.TimeoutExpired:

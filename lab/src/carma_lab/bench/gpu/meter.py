@@ -125,7 +125,7 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 
 def spent_j(looks: Sequence[TimedSample]) -> float | None:
-    """By the counter; without one by power. A counter that went back was started anew, and tells nothing."""
+    """Energy by the counter, otherwise by power. A counter that decreased was reset, so its energy is unknown."""
     first, last = looks[0].energy_j, looks[-1].energy_j
     if first is None or last is None:
         return integrated([(look.at, look.sample.power_w) for look in looks])

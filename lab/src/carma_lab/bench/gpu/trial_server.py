@@ -25,7 +25,7 @@ NOT_VIRTUAL = "virtual GPUs have no MPS"  # reason of a skipped part that virtua
 
 
 class Options(Record, frozen=True, kw_only=True):
-    """What `carma bench gpu` can be told."""
+    """The options of `carma bench gpu`."""
 
     out: str = "."
     limit_s: float = 900.0

@@ -112,7 +112,7 @@ class VirtualCard:
     def _mine(self, world: Any) -> Any:
         found = world.process(self._me.pid, self._me.start_ticks)
         if found is None:
-            sys.exit("the virtual GPUs were made anew under the task")
+            sys.exit("the virtual GPUs were replaced while the task ran")
         return found
 
 

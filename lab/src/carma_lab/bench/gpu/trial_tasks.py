@@ -71,7 +71,7 @@ def shortfalls(shared: dict[str, Any]) -> list[str]:
 
 
 def not_compared(found: dict[str, Any]) -> list[str]:
-    """Of a run one task at a time: whom it left out, so that both runs cannot be compared as wholes."""
+    """The tasks that the run with one task at a time left out; the two runs then cannot be compared as a whole."""
     side, submitted = found["side_by_side"], found["tasks_submitted"]
     if side["complete"]:
         return []

@@ -80,7 +80,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 def all_cases(seed: int = 0) -> tuple[Case, ...]:
-    """Every case, in the line-up's order. The same seed gives the same cases; one model's do not hang on another's."""
+    """All cases, in the order of the models. The same seed gives the same cases, drawn independently per model."""
     cases = []
     for entry in LINEUP:
         chance = random.Random(f"{seed}/{entry.model}")

@@ -72,7 +72,7 @@ def merged(old: Mapping[str, Any], part: str, made: Mapping[str, Any], scope: Sc
 
 
 def judged(found: Mapping[str, Any]) -> dict[str, Any]:
-    """With the claims worked out anew from its parts, before them."""
+    """The file with its claims calculated again from its parts and put before them."""
     head = {name: value for name, value in found.items() if name not in ("claims", "parts")}
     return {**head, "claims": msgspec.to_builtins(claims(found["parts"])), "parts": found["parts"]}
 

@@ -1,4 +1,4 @@
-"""The band: true rates lie as far from the sharing model as it was measured to be off, drawn anew for each seed."""
+"""The band: true rates differ from the sharing model by its measured error, drawn for each seed."""
 
 from __future__ import annotations
 
