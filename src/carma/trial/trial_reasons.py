@@ -102,9 +102,9 @@ def _early_exit(status: SandboxStatus, command: Sequence[str]) -> tuple[str, Kin
     reason = f"the command {how} {_progress(status)}{_last_words(status)}"
     kind: Kind | None = "crashed" if status.code else None  # with exit code 0 it only took too few steps
     if not imported and status.code == 0:
-        reason = "no Python with torch took part in the trial run (another framework, or a container?)"
+        reason = "no Python process that CARMA can observe imported torch (another framework, or a container?)"
     if not imported and (flag := isolating_flag(command)):
-        reason += f"; Python's flag {flag} keeps CARMA's part out: omit it for the estimate"
+        reason += f"; Python's flag {flag} disables CARMA's observation: omit it for the estimate"
         kind = None
     if status.read_only and ("Read-only file system" in status.stderr or "Errno 30" in status.stderr):
         reason += f"; {', '.join(status.read_only[:3])} cannot be written in a trial run"

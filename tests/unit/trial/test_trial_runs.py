@@ -144,7 +144,7 @@ def test_an_exit_without_a_reason_is_reported_with_the_last_line_of_the_error_ou
 
 
 def test_a_command_without_torch_a_flag_and_a_missing_program_are_named(bench: Bench) -> None:
-    assert "no Python with torch" in bench.refusal("", "/bin/sh", "-c", "exit 0")
+    assert "no Python process that CARMA can observe" in bench.refusal("", "/bin/sh", "-c", "exit 0")
     assert "-I" in bench.refusal("pass", sys.executable, "-I", "train.py")
     assert "no-such-program" in bench.refusal("", "no-such-program")
 
