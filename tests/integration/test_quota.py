@@ -26,7 +26,10 @@ def test_a_task_at_the_quota_waits_with_its_reason_until_another_ends() -> None:
         until(lambda: daemon.client.task(second).state == "queued", "it is estimated")
         waits = daemon.client.task(second)
         name = daemon.client.server().user
-        assert (waits.reason_code, waits.reason) == ("Quota", f"user {name} runs 1 of 1 task")
+        assert (waits.reason_code, waits.reason) == (
+            "Quota",
+            f"user {name} runs 1 of 1 task (quota.running; an administrator can raise it)",
+        )
         with pytest.raises(errors.QuotaReached, match="2 of 2 waiting tasks"):
             daemon.submit("true")
         user = me(daemon)

@@ -20,7 +20,7 @@ from carma.wire.api_types import TaskView
 
 _SHORTER = (  # the beginning of a reason must say the most: a narrow column shows nothing else
     (re.compile(r"^(GPU \d+): is "), r"\1 is "),
-    (re.compile(r"^needs (\d+) GPUs, (\d+) could take it now; "), r"\2 of \1 GPUs can take it; "),
+    (re.compile(r"^needs (\d+) GPUs; (\d+ of \d+) can take it now; "), r"needs \1 GPUs, \2 can take it; "),
     (re.compile(r": it has no time limit \(--time\)$"), ""),
 )
 

@@ -135,7 +135,8 @@ class State:
                 continue
             outcome = other.status.outcome
             if not satisfied(dependency, outcome):
-                reason = f"it waited for task {other.id} ({dependency.when}), which {describe_to_others(outcome)}"
+                ended = describe_to_others(outcome)
+                reason = f"it waited for task {other.id} to {dependency.wanted_end}, but that task {ended}"
                 return Cancelled("carma", reason)
         if not self.gpus or self.rules.queue.misfits != "end":
             return None

@@ -252,11 +252,11 @@ def test_blame_is_a_sentence(daemon: FakeDaemon) -> None:
 
 
 def test_an_array_shows_its_indices_and_a_gang_how_many_gpus_it_could_have(daemon: FakeDaemon) -> None:
-    gang = "needs 2 GPUs, 1 could take it now; needs 12.4 GiB; most free is 9.1 GiB on GPU 2"
+    gang = "needs 2 GPUs; 1 of 3 can take it now; needs 12.4 GiB; most free is 9.1 GiB on GPU 2"
     daemon.tasks = {5: task_view(5, array="4[17]", gpus_wanted=2, reason=gang)}
     row = lines("queue", "--wide")[1]
     assert "train[17]" in row
-    assert row.endswith("1 of 2 GPUs can take it; needs 12.4 GiB; most free is 9.1 GiB on GPU 2")
+    assert row.endswith("needs 2 GPUs, 1 of 3 can take it; needs 12.4 GiB; most free is 9.1 GiB on GPU 2")
 
 
 @pytest.mark.parametrize(("ran_s", "said", "seconds"), [(20.0, "20 s", "20.0"), (None, "01:30", "90.0")])

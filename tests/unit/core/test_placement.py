@@ -115,7 +115,7 @@ def test_a_gpu_is_judged_when_it_was_sampled_often_enough_since_a_task_left() ->
     task = world.submit(1_000)
     refusal = world.refusal(task, 0)
     assert refusal is not None
-    assert refusal.sentence == "is not judged: 0 of 3 samples since a task came or left"
+    assert refusal.sentence == "its activity is not known yet: 0 of 3 samples since a task came or left"
     world.wait(3)
     world.settle()
     assert world.placed(task)

@@ -122,7 +122,8 @@ def test_dependencies(when: str, outcome: Outcome, starts: bool) -> None:
     assert world.placed(second) is starts
     if not starts:
         ended = "succeeded" if isinstance(outcome, Succeeded) else "failed with exit code 3"
-        assert world.outcome(second) == Cancelled("carma", f"it waited for task 1 ({when}), which {ended}")
+        wanted = "succeed" if when == "ok" else "fail"
+        assert world.outcome(second) == Cancelled("carma", f"it waited for task 1 to {wanted}, but that task {ended}")
 
 
 def test_on_a_drained_server_that_is_the_reason_for_all() -> None:
@@ -131,7 +132,8 @@ def test_on_a_drained_server_that_is_the_reason_for_all() -> None:
     newcomer = Task(id=TaskId(0), owner=ALICE, spec=world.task(first).spec, submitted_at=0.0, status=Queued(0.0))
     world.emit(GpuDrained(world.now, None, "new fans"))
     assert world.settle() == []
-    assert world.why(first).code == "Drained"
+    assert world.why(first) == Waiting("Drained", "the server is drained: new fans")
+    assert explain(world.state, first, world.now).reason == "the server is drained: new fans"
     assert world.why(second) == Waiting("Drained", "the server is drained: new fans")
     assert try_now(world.state, newcomer, world.now).reason == "the server is drained: new fans"
     world.emit(GpuResumed(world.now, None))
@@ -150,8 +152,10 @@ def test_a_broken_dependency_breaks_those_behind_it_and_each_says_only_its_own_r
     world.end(tasks[0])
     world.settle()
     last = world.outcome(tasks[-1])
-    assert last == Cancelled("carma", "it waited for task 20 (ok), which was cancelled by carma")
-    assert world.outcome(tasks[1]) == Cancelled("carma", "it waited for task 1 (ok), which was cancelled by alice")
+    assert last == Cancelled("carma", "it waited for task 20 to succeed, but that task was cancelled by carma")
+    assert world.outcome(tasks[1]) == Cancelled(
+        "carma", "it waited for task 1 to succeed, but that task was cancelled by alice"
+    )
 
 
 def test_two_dependencies_are_both_waited_for() -> None:

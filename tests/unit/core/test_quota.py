@@ -36,6 +36,9 @@ def test_by_name_else_by_default_else_none() -> None:
     assert limits_of(rules, "otto") == Limits(running=2, waiting=20_000)
 
 
+AT_LIMIT = "user alice holds 2 of 2 GPUs (quota.gpus; an administrator can raise it)"
+
+
 @pytest.mark.parametrize(
     ("waiting", "anna", "otto"),
     [({}, 20_000, 20_000), ({"anna": 5}, 5, 20_000), ({"default": 7}, 7, 7), ({"default": 10**9, "anna": 0}, 0, 10**9)],
@@ -50,17 +53,38 @@ def test_every_user_has_a_limit_of_waiting_tasks(waiting: dict[str, int], anna: 
     [
         (Limits(), Held(99, 99, 10**6), Held(1, 8, 10**6), None),
         (Limits(running=2), Held(1), Held(1), None),
-        (Limits(running=2), Held(2), Held(1), "user anna runs 2 of 2 tasks"),
+        (
+            Limits(running=2),
+            Held(2),
+            Held(1),
+            "user anna runs 2 of 2 tasks (quota.running; an administrator can raise it)",
+        ),
         (Limits(gpus=4), Held(3, 3), Held(1, 1), None),
-        (Limits(gpus=4), Held(4, 4), Held(1, 1), "user anna holds 4 of 4 GPUs"),
-        (Limits(gpus=4), Held(3, 3), Held(1, 2), "user anna holds 3 of 4 GPUs, and this asks for 2"),
-        (Limits(gpus=4), Held(), Held(1, 8), "asks for 8 GPUs, and user anna may hold 4"),
+        (
+            Limits(gpus=4),
+            Held(4, 4),
+            Held(1, 1),
+            "user anna holds 4 of 4 GPUs (quota.gpus; an administrator can raise it)",
+        ),
+        (
+            Limits(gpus=4),
+            Held(3, 3),
+            Held(1, 2),
+            "user anna holds 3 of 4 GPUs, and this asks for 2 (quota.gpus; an administrator can raise it)",
+        ),
+        (
+            Limits(gpus=4),
+            Held(),
+            Held(1, 8),
+            "asks for 8 GPUs, and user anna may hold 4 (quota.gpus; an administrator can raise it)",
+        ),
         (Limits(memory_share=0.5), Held(1, 1, 10_240), Held(1, 1, 10_240), None),
         (
             Limits(memory_share=0.5),
             Held(1, 1, 10_240),
             Held(1, 1, 12_288),
-            "user anna has 10.0 GiB of 20.0 GiB of GPU memory booked, and this asks for 12.0 GiB",
+            "user anna has 10.0 GiB of 20.0 GiB of GPU memory booked, and this asks for 12.0 GiB "
+            "(quota.memory_share; an administrator can raise it)",
         ),
         (Limits(memory_share=0.1), Held(), Held(1, 1, 12_288), None),  # a user with nothing may have one task
     ],
@@ -78,9 +102,9 @@ def test_a_quota_that_is_reached_is_a_reason_and_holds_up_nobody_else(fair: bool
     made.settle()
     assert set(made.state.active) == {a[0], a[1], b}
     for task in a[2:]:
-        assert (made.why(task).code, made.why(task).sentence) == ("Quota", "user alice holds 2 of 2 GPUs")
+        assert (made.why(task).code, made.why(task).sentence) == ("Quota", AT_LIMIT)
     decision = explain(made.state, a[2], made.now)
-    assert (decision.code, decision.reason, decision.placement) == ("Quota", "user alice holds 2 of 2 GPUs", None)
+    assert (decision.code, decision.reason, decision.placement) == ("Quota", AT_LIMIT, None)
     made.end(a[0])
     made.sample()
     made.settle()
@@ -95,7 +119,10 @@ def test_tasks_of_a_user_do_not_overtake_one_of_theirs_that_is_at_the_quota() ->
     small = made.submit(40_000)
     made.settle()
     assert set(made.state.active) == set(first)
-    assert made.why(large).sentence == "user alice holds 3 of 4 GPUs, and this asks for 2"
+    assert (
+        made.why(large).sentence
+        == "user alice holds 3 of 4 GPUs, and this asks for 2 (quota.gpus; an administrator can raise it)"
+    )
     assert made.why(small).code == "Quota"
     assert made.why(small).sentence == f"task {large} of user alice is before it, and at a quota"
     made.end(first[0])
@@ -111,7 +138,10 @@ def test_a_task_beyond_the_quota_for_good_holds_up_none_of_its_user() -> None:
     after = made.submit(40_000)
     made.settle()
     assert after in made.state.active
-    assert made.why(never).sentence == "asks for 5 GPUs, and user alice may hold 4"
+    assert (
+        made.why(never).sentence
+        == "asks for 5 GPUs, and user alice may hold 4 (quota.gpus; an administrator can raise it)"
+    )
 
 
 def test_one_pass_does_not_give_more_than_the_quota() -> None:
@@ -119,7 +149,7 @@ def test_one_pass_does_not_give_more_than_the_quota() -> None:
     tasks = [made.submit(40_000) for _ in range(4)]
     made.settle()
     assert len(made.state.active) == 3
-    assert made.why(tasks[3]).sentence == "user alice runs 3 of 3 tasks"
+    assert made.why(tasks[3]).sentence == "user alice runs 3 of 3 tasks (quota.running; an administrator can raise it)"
 
 
 def test_memory_that_is_booked_counts_and_what_shrinks_is_given_back() -> None:

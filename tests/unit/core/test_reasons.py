@@ -59,7 +59,9 @@ def test_memory_speaks_for_the_whole_and_the_others_are_counted() -> None:
 def test_a_gang_says_how_many_could_take_it() -> None:
     world = full(5_000, 30_000, 4_000)
     task = world.submit(20_000, gpus=2)
-    assert sentence(world, task) == "needs 2 GPUs, 1 could take it now; needs 19.5 GiB; most free is 4.9 GiB on GPU 0"
+    assert (
+        sentence(world, task) == "needs 2 GPUs; 1 of 3 can take it now; needs 19.5 GiB; most free is 4.9 GiB on GPU 0"
+    )
 
 
 def test_the_reason_that_is_likely_to_pass_first_is_the_one_that_is_told() -> None:
@@ -72,7 +74,7 @@ def test_the_reason_that_is_likely_to_pass_first_is_the_one_that_is_told() -> No
     why = world.why(world.submit(1_000))
     assert why.code == "WarmUp"
     assert why.sentence.startswith(
-        "GPU 0: task 1 is warming up: it first used the GPU 4 s ago, and 20 s of calm are wanted, 16 s more; "
+        "GPU 0: task 1 is warming up: it first used the GPU 4 s ago; it must stay steady for 20 s, 16 s to go; "
         "others: 1 drained"
     )
 

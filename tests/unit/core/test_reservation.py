@@ -82,7 +82,7 @@ def test_a_gang_starts_when_the_last_of_its_gpus_is_free() -> None:
     started = world.task(TaskId(3)).attempts[-1].started_at
     assert started is not None
     assert world.why(head).reserved_start_at == started + 500.0
-    assert world.why(head).sentence.startswith("needs 2 GPUs, 0 could take it now; needs 19.5 GiB; most free")
+    assert world.why(head).sentence.startswith("needs 2 GPUs; 0 of 3 can take it now; needs 19.5 GiB; most free")
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_a_reserved_start_beside_a_newcomer_is_when_that_one_should_have_settled
     grown_at = world.now
     world.wait(5)
     assert world.why(head).reserved_start_at == grown_at + 20.0
-    assert world.why(head).sentence.endswith("20 s of calm are wanted, 15 s more; should start in 15 s")
+    assert world.why(head).sentence.endswith("it must stay steady for 20 s, 15 s to go; should start in 15 s")
 
 
 def test_a_newcomer_that_should_be_gone_before_it_settles_is_not_waited_for() -> None:

@@ -68,7 +68,10 @@ def test_an_idle_new_task_stops_closing_the_gpu_after_idle_s() -> None:
     world.start(key.task)
     del world.memory[key]
     world.wait(119)
-    assert closed(world) == "started 01:59 ago and has not used the GPU yet; if it does not, that ends in 1 s"
+    assert (
+        closed(world)
+        == "started 01:59 ago and has not used the GPU yet; if it does not, the GPU opens to others in 1 s"
+    )
     world.wait(1)
     assert closed(world) is None
 

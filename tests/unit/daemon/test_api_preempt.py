@@ -65,7 +65,7 @@ def test_a_list_says_since_when_and_by_whom_it_is_asked_and_the_reason_is_the_ow
 
 def test_a_task_that_cannot_save_is_refused_with_the_reason(served: Served) -> None:
     alice = served.client(ALICE)
-    with pytest.raises(errors.WrongState, match="declares no signal") as caught:
+    with pytest.raises(errors.WrongState, match="submitted without a signal") as caught:
         alice.preempt(running(served, None))
     assert "--checkpoint-signal" in caught.value.hint
     waiting = alice.submit(served.request("true", checkpoint=SaveSignal(10))).ids[0]

@@ -41,7 +41,7 @@ def test_what_can_be_written_passes(place: Path, output: str) -> None:
     ("output", "said"),
     [
         ("logs", "logs is a directory"),
-        ("logs/", "logs/ is a directory"),
+        ("logs/", "logs is a directory"),
         ("/", "/ is a directory"),
         ("gone/out", "there is no directory .*/gone$"),
         ("gone/%j.out", "there is no directory .*/gone$"),

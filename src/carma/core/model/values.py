@@ -49,6 +49,11 @@ class Dependency(Record, frozen=True):
     task: Annotated[TaskId, Meta(ge=1, le=LARGEST_ID)]
     when: Literal["ok", "any", "notok"] = "ok"
 
+    @property
+    def wanted_end(self) -> str:
+        """What that task has to do, as a verb."""
+        return {"ok": "succeed", "any": "end", "notok": "fail"}[self.when]
+
 
 class ArrayPlace(Record, frozen=True):
     """The place of a task in an array. `at_once` is the maximum number of its tasks that run at the same time."""

@@ -59,6 +59,7 @@ def _reasons_in_queue(state: State, now: float, ids: set[TaskId]) -> dict[TaskId
     scheduling = SchedulingPass(state, now)
     order = overtaking(state, now)
     found: dict[TaskId, Waiting] = {}
+    drained = _drained(state)
     first: TaskId | None = None  # that cannot start
     for task in scheduling.tasks():
         choice = scheduling.consider(task)
@@ -66,8 +67,7 @@ def _reasons_in_queue(state: State, now: float, ids: set[TaskId]) -> dict[TaskId
         if reservation is not None:
             first = task.id
         if task.id in ids:
-            found[task.id] = _waiting(choice, reservation, now, _remarks(state, task.id, now, order))
-    drained = _drained(state)
+            found[task.id] = drained or _waiting(choice, reservation, now, _remarks(state, task.id, now, order))
     for place, task_id in enumerate(queued_ids(state, now)):
         if task_id in ids and task_id not in found:
             in_front = f"; task {first} waits for a GPU first" if first is not None else ""
@@ -110,6 +110,8 @@ def explain(state: State, task_id: TaskId, now: float) -> Decision:
             decision = conclude(choice, state.policy.name, now)
             if decision.placement is not None:
                 return decision
+            if (drained := _drained(state)) is not None:
+                return replace(decision, reason=drained.sentence, code=drained.code)
             remarks = _remarks(state, task_id, now, overtaking(state, now))
             reservation = scheduling.reservation_of(task_id)
             start = "" if reservation is None or reservation.doubtful is None else reservation.start_phrase(now)
@@ -155,11 +157,15 @@ def try_now(state: State, task: Task, now: float) -> Decision:
 
 
 def _drained(state: State) -> Waiting | None:
-    """For tasks that were not considered: that no task starts at all matters more than what is before them."""
+    """That no task starts at all matters more than the GPUs, and than what is before a task."""
     reason = state.drained.get(SERVER)
     if reason is not None:
         return Waiting("Drained", "the server is drained" + (f": {reason}" if reason else ""))
-    return Waiting("Drained", "every GPU is drained") if state.gpus.keys() <= state.drained.keys() else None
+    return Waiting("Drained", "every GPU is drained") if _all_drained(state) else None
+
+
+def _all_drained(state: State) -> bool:
+    return bool(state.gpus) and state.gpus.keys() <= state.drained.keys()
 
 
 def _are_before(count: int) -> str:

@@ -51,13 +51,13 @@ class Stop(NamedTuple):
 def quota_stop(limits: Limits, name: str, held: Held, wanted: Held, total_mib: int) -> Stop | None:
     """The quota that a user with these holdings would exceed by this task."""
     if limits.running is not None and held.tasks + wanted.tasks > limits.running:
-        return Stop(f"user {name} runs {held.tasks} of {show_count(limits.running, 'task')}")
+        return Stop(f"user {name} runs {held.tasks} of {show_count(limits.running, 'task')} {_raised('running')}")
     if limits.gpus is not None and held.gpus + wanted.gpus > limits.gpus:
         if wanted.gpus > limits.gpus:
-            why = f"asks for {show_count(wanted.gpus, 'GPU')}, and user {name} may hold {limits.gpus}"
+            why = f"asks for {show_count(wanted.gpus, 'GPU')}, and user {name} may hold {limits.gpus} {_raised('gpus')}"
             return Stop(why, for_good=limits.gpus > 0)
         more = f", and this asks for {wanted.gpus}" if held.gpus < limits.gpus else ""
-        return Stop(f"user {name} holds {held.gpus} of {show_count(limits.gpus, 'GPU')}{more}")
+        return Stop(f"user {name} holds {held.gpus} of {show_count(limits.gpus, 'GPU')}{more} {_raised('gpus')}")
     if limits.memory_share is None or not held.tasks:
         return None
     most_mib = int(limits.memory_share * total_mib)
@@ -65,8 +65,13 @@ def quota_stop(limits: Limits, name: str, held: Held, wanted: Held, total_mib: i
         return None
     booked, most = show_mib(held.booked_mib), show_mib(most_mib)
     return Stop(
-        f"user {name} has {booked} of {most} of GPU memory booked, and this asks for {show_mib(wanted.booked_mib)}"
+        f"user {name} has {booked} of {most} of GPU memory booked, and this asks for {show_mib(wanted.booked_mib)} "
+        f"{_raised('memory_share')}"
     )
+
+
+def _raised(quota: str) -> str:
+    return f"(quota.{quota}; an administrator can raise it)"
 
 
 class PassQuota:

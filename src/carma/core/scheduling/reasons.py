@@ -115,7 +115,7 @@ def short_sentence(choice: Choice) -> tuple[str, str]:
     free = len(candidates) - len(reasons)
     codes = {reason.code for reason in reasons.values()}
     code = next((name for name in _IN_WORDS if name in codes), "Resources")
-    gang = f"needs {ask.gpus} GPUs, {free} could take it now" if ask.gpus > 1 else ""
+    gang = f"needs {ask.gpus} GPUs; {free} of {len(candidates)} can take it now" if ask.gpus > 1 else ""
     if not reasons:
         return code, f"needs {ask.gpus} GPUs; this server has {len(candidates)}"
     best = _best(code, candidates, reasons)

@@ -208,7 +208,8 @@ def warming_up(seen: AttemptOnGpu | None, task: Task, rules: Rules, now: float) 
     if seen is None or seen.first_at is None:
         started, left = show_s(now - status.since), show_s(until - now)
         return WarmingUp(
-            f"started {started} ago and has not used the GPU yet; if it does not, that ends in {left}", until
+            f"started {started} ago and has not used the GPU yet; if it does not, the GPU opens to others in {left}",
+            until,
         )
     return _settling(max(seen.first_at, seen.grown_at or seen.first_at), seen, rules, now, until)
 
@@ -233,8 +234,8 @@ def _settling(calm_since: float, seen: AttemptOnGpu, rules: Rules, now: float, u
         # Both halves of the span must be alike; if nothing changes, they are when it is twice as long.
         return WarmingUp("is warming up: its activity still changes", min(until, now + calm_s))
     until = min(until, calm_since + wanted_s)
-    left = f"{show_s(wanted_s)} of calm are wanted, {show_s(until - now)} more"
-    return WarmingUp(f"is warming up: {_since(seen, calm_s)}, and {left}", until)
+    left = f"it must stay steady for {show_s(wanted_s)}, {show_s(until - now)} to go"
+    return WarmingUp(f"is warming up: {_since(seen, calm_s)}; {left}", until)
 
 
 def _since(seen: AttemptOnGpu, calm_s: float) -> str:

@@ -237,7 +237,7 @@ def _at_the_gate(blind: str | None, summaries: Mapping[Metric, Summary], rules: 
     if not gate.enabled:
         return None
     if blind is not None:
-        return Reason("Metrics", "is not judged: {}".format, (blind,))
+        return Reason("Metrics", "its activity is not known yet: {}".format, (blind,))
     gauges: dict[Metric, float] = {}
     for metric in METRICS:
         found = summaries.get(metric)

@@ -243,8 +243,8 @@ def _check_preempt(task: Task, *, hold: bool) -> None:
     status = task.status
     if task.spec.checkpoint is None:
         raise WrongState(
-            f"task {task.id} declares no signal on which it saves",
-            "submit with --checkpoint-signal; `carma cancel` stops it without saving",
+            f"task {task.id} cannot be preempted: it was submitted without a signal on which it saves",
+            "submit such tasks with --checkpoint-signal; `carma cancel` stops this one without saving",
         )
     if not isinstance(status, s.Running):
         waiting = isinstance(status, s.Queued | s.Estimating)

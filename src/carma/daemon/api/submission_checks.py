@@ -233,7 +233,7 @@ def resolve_dependencies(spec: TaskSpec, find: FindTask) -> TaskSpec:
         elif not satisfied(dependency, other.status.outcome):
             ended = describe_to_others(other.status.outcome)
             raise Refused(
-                f"task {other.id} can no longer end as wanted ({dependency.when}): it {ended}",
+                f"the task would wait for task {other.id} to {dependency.wanted_end}, but that task {ended}",
                 "submit without that dependency, or retry that task first",
             )
     return replace(spec, after=tuple(unfinished))
