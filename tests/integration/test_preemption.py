@@ -79,8 +79,8 @@ def test_it_saves_comes_back_and_goes_on_where_it_was(daemon: Daemon, status: in
     ]
     assert int((daemon.home / "done").read_text()) >= saved
     story = [line.text for line in daemon.client.story(task)]
-    assert any("to save and leave within" in text for text in story)
-    assert any("saved and left, as" in text for text in story)
+    assert any("to save a checkpoint and end within" in text for text in story)
+    assert any("saved a checkpoint and ended, as" in text for text in story)
 
 
 def test_with_hold_it_waits_until_it_is_released(daemon: Daemon) -> None:

@@ -27,7 +27,7 @@ from carma.core.model.outcome import Disrupted, Outcome, OutOfMemory, Preempted,
 from carma.core.model.settings import Rules
 from carma.core.model.status import Ended
 from carma.core.model.task import Attempt, Plan, Task
-from carma.core.model.units import show_mib
+from carma.core.model.units import show_count, show_mib
 from carma.core.model.values import Gpu, Record
 
 Blame = Literal["own", "neighbour", "unknown"]
@@ -108,9 +108,21 @@ def next_step(task: Task, rules: Rules, gpus: tuple[Gpu, ...]) -> Retry | GiveUp
         return GiveUp(outcome)
     count = sum(_gpu_oom(one) is not None and not _without_fault(one) for one in counted)
     if count > limit:
-        allowed = f"{limit} {'retry is' if limit == 1 else 'retries are'} allowed"
-        return GiveUp(_explained(outcome, f"ran out of memory {_times(count)}; {allowed}"))
+        return GiveUp(replace(outcome, no_retry=f"{_no_retries_left(limit)}; {_last_booking(attempt, gpus)}"))
     return _next_rung(task.spec.gpus, attempt, outcome, count, rules, gpus)
+
+
+def _no_retries_left(limit: int) -> str:
+    return f"no retries left ({limit} of {limit} used)" if limit else "retries are off for this task"
+
+
+def _last_booking(attempt: Attempt, gpus: tuple[Gpu, ...]) -> str:
+    """What the last attempt had, and what the user can do."""
+    had_mib = min((gpu.memory_mib for gpu in gpus if gpu.id in attempt.placement.gpus), default=None)
+    if attempt.placement.booking.alone:
+        return "the last attempt was alone on a GPU" + ("" if had_mib is None else f" with {show_mib(had_mib)}")
+    booked = show_mib(attempt.placement.booking.memory_mib)
+    return f"the last attempt had {booked} booked: declare more with --gpu-mem"
 
 
 def _times(count: int) -> str:
@@ -118,12 +130,12 @@ def _times(count: int) -> str:
 
 
 def _without_fault(attempt: Attempt) -> bool:
-    """Whether it ended through no fault of its own."""
+    """Whether the attempt ended without a fault of its own."""
     return attempt.blame == "neighbour" or isinstance(attempt.outcome, Disrupted) or _within_first_booking(attempt)
 
 
 def _within_first_booking(attempt: Attempt) -> bool:
-    """Whether it ran out of memory within its first booking, which had shrunk since (booking_shrink.py)."""
+    """Whether the attempt ran out of memory within its first booking, which had shrunk since (booking_shrink.py)."""
     outcome, first_mib = _gpu_oom(attempt), attempt.placement.booking.placed_mib
     if first_mib is None or outcome is None or attempt.blame != "own":
         return False
@@ -136,15 +148,17 @@ def _first_booking_mib(attempt: Attempt) -> int:
 
 
 def _end_without_fault(outcome: Outcome, count: int) -> Outcome:
-    """The end of a task after too many failures through no fault of its own."""
+    """The end of a task after too many failures without a fault of its own."""
     if isinstance(outcome, Disrupted):
-        return Disrupted(f"{outcome.reason}; ended through no fault of its own {_times(count)}; not tried again")
+        return Disrupted(
+            f"{outcome.reason}; {show_count(count, 'attempt')} ended without a fault of the task; no further retry"
+        )
     assert isinstance(outcome, OutOfMemory)
-    return _explained(outcome, f"a neighbour took the memory {_times(count)}; not tried again")
+    return replace(outcome, no_retry=f"a neighbour was the cause {_times(count)}; no further retry")
 
 
 def _first_plan(task: Task, attempt: Attempt, rules: Rules) -> Plan:
-    """The plan as before, with the turn before all other tasks."""
+    """The previous plan, with the first place in the queue."""
     plan = replace(_unchanged_plan(task, _without_fault_reason(attempt)), first=True)
     if _within_first_booking(attempt):
         plan = replace(plan, rung="first", memory_mib=_first_booking_mib(attempt))
@@ -159,14 +173,15 @@ def _without_fault_reason(attempt: Attempt) -> str:
     booked = show_mib(attempt.placement.booking.memory_mib)
     if _within_first_booking(attempt):
         first = show_mib(_first_booking_mib(attempt))
-        return f"its memory grew again after its booking shrank from {first} to {booked}; it goes first with {first}"
+        grew = f"its memory grew again after its booking shrank from {first} to {booked}"
+        return f"{grew}; next attempt with {first} booked, first in the queue"
     if isinstance(attempt.outcome, Disrupted):
-        return "a service that it depends on failed, so it goes first"
-    return f"a neighbour held more than its booking; this task kept to its {booked} and goes first"
+        return "a service that the task depends on failed; next attempt first in the queue"
+    return f"a neighbour exceeded its booking, this task did not ({booked}); next attempt first in the queue"
 
 
 def _unchanged_plan(task: Task, reason: str) -> Plan:
-    """What recovery has learnt stays."""
+    """The previous plan with this reason. The booking that recovery has found stays."""
     if task.plan is None:
         return Plan(rung="again", memory_mib=None, reason=reason)
     return replace(task.plan, reason=reason, first=False)
@@ -179,7 +194,8 @@ def _next_rung(
     had_mib = min((gpu.memory_mib for gpu in gpus if gpu.id in attempt.placement.gpus), default=largest)
     was_alone = attempt.placement.booking.alone
     if was_alone and largest <= had_mib:
-        return GiveUp(_explained(outcome, f"it had a GPU of {show_mib(had_mib)} alone, and there is none larger"))
+        why = f"it was alone on a GPU with {show_mib(had_mib)}, and no GPU is larger"
+        return GiveUp(replace(outcome, no_retry=why))
     again = count == 1 and outcome.asked_mib is not None and _peak_mib(attempt, outcome) is not None
     memory = _next_booking_mib(attempt, outcome, rules, largest, again)
     if was_alone:
@@ -190,7 +206,7 @@ def _next_rung(
         reason = f"next attempt alone on a GPU ({_use(attempt, outcome)})"
         return Retry(Plan(rung="alone", memory_mib=min(memory, largest), first=published, reason=reason), wait_s)
     if again:
-        reason = f"{_request(attempt, outcome)}; next attempt where {show_mib(memory)} fit"
+        reason = f"{_request(attempt, outcome)}; next attempt with {show_mib(memory)} booked"
         return Retry(Plan(rung="again", memory_mib=memory, reason=reason), wait_s)
     reason = f"booking raised from {show_mib(_first_booking_mib(attempt))} to {show_mib(memory)}"
     return Retry(Plan(rung="larger", memory_mib=memory, reason=reason), wait_s)
@@ -214,17 +230,13 @@ def _next_booking_mib(attempt: Attempt, outcome: OutOfMemory, rules: Rules, larg
 def _request(attempt: Attempt, outcome: OutOfMemory) -> str:
     peak = _peak_mib(attempt, outcome)
     if not peak:
-        return f"asked for {show_mib(outcome.asked_mib)} at once"
-    return f"held {show_mib(peak)} and asked for {show_mib(outcome.asked_mib)} more"
+        return f"requested {show_mib(outcome.asked_mib)} at once"
+    return f"held {show_mib(peak)} and requested {show_mib(outcome.asked_mib)} more"
 
 
 def _use(attempt: Attempt, outcome: OutOfMemory) -> str:
     peak = _peak_mib(attempt, outcome)
     return f"it held {show_mib(peak)} when memory ran out" if peak else "its memory was not observed"
-
-
-def _explained(outcome: OutOfMemory, story: str) -> OutOfMemory:
-    return replace(outcome, message=f"{outcome.message}; {story}" if outcome.message else story)
 
 
 def _back_off_s(rules: Rules, count: int) -> float:

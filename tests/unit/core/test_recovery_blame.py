@@ -81,7 +81,7 @@ def test_a_task_whose_first_allocation_fails_held_nothing() -> None:
     world.settle()
     outcome = world.task(task).attempts[-1].outcome
     assert outcome is not None
-    assert describe(outcome) == "out of GPU memory, asked for 4.7 GiB at once"
+    assert describe(outcome) == "out of GPU memory, requested 4.7 GiB at once"
     assert "4.7 GiB" in plan(world, task).reason
 
 
@@ -145,7 +145,7 @@ def test_innocence_is_bounded_too_and_does_not_count_as_an_own_retry() -> None:
             world.start(victim, mib=1_000)
             world.wait(25)
     assert len(world.task(victim).attempts) == 3
-    assert "3 times" in given_up(world, victim).message
+    assert "3 times" in given_up(world, victim).no_retry
     assert world.placed(guilty)
 
 
@@ -155,7 +155,7 @@ def test_a_victim_that_wants_no_retry_gets_none() -> None:
     victim = world.run(5_000, holds_mib=1_000, max_oom_retries=0)
     world.oom(victim, asked_mib=100, peak_mib=1_000)
     world.settle()
-    assert "once" in given_up(world, victim).message
+    assert "once" in given_up(world, victim).no_retry
 
 
 def test_a_victim_that_is_retried_by_hand_does_not_go_first_again() -> None:
@@ -221,7 +221,7 @@ def test_disruptions_end_a_task_in_the_end_with_the_story() -> None:
         world.start(task)
         world.wait(1)
     disrupt(world, task)
-    reason = "the MPS server ended; ended through no fault of its own 3 times; not tried again"
+    reason = "the MPS server ended; 3 attempts ended without a fault of the task; no further retry"
     assert world.outcome(task) == Disrupted(reason)
 
 

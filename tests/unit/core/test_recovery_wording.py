@@ -31,7 +31,7 @@ def reason(*attempts: Attempt, rules: Rules | None = None) -> str:
     answer = next_step(task, rules or Rules(), GPUS)
     if isinstance(answer, Retry):
         return answer.plan.reason
-    return answer.outcome.message if isinstance(answer.outcome, OutOfMemory) else describe(answer.outcome)
+    return describe(answer.outcome)
 
 
 def test_the_reasons_of_retries_and_ends() -> None:
@@ -54,6 +54,7 @@ def test_the_reasons_of_retries_and_ends() -> None:
             "alone, memory unknown": reason(unknown, rules=published),
             "no larger GPU": reason(alone),
             "too many retries": reason(first, attempt(2, OOM), rules=once),
+            "too many retries, alone": reason(first, replace(alone, number=2), rules=once),
             "no retries": reason(first, rules=no_retry),
             "victim": reason(victim),
             "victim, published": reason(victim, rules=published),

@@ -45,7 +45,7 @@ def lines() -> Iterator[list[tuple[str, str]]]:
         (TaskFinished(1.0, TASK, Lost("the machine restarted")), "task 7: finished: lost: the machine restarted"),
         (
             TaskFinished(1.0, TASK, OutOfMemory("gpu", 1, 2_048, None, "my own words")),
-            "task 7: finished: out of GPU memory, asked for 2.0 GiB more",
+            "task 7: finished: out of GPU memory, requested 2.0 GiB more",
         ),
         (
             StopRequested(1.0, TASK, OutOfMemory("gpu", 1, None, 2_048, "my own words"), 0.0, 9),

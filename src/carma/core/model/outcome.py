@@ -26,7 +26,8 @@ class OutOfMemory(Record, frozen=True, tag="out_of_memory", tag_field="kind"):
     code: int = 1
     asked_mib: int | None = None
     peak_mib: int | None = None
-    message: str = ""
+    message: str = ""  # of the program
+    no_retry: str = ""  # why the task is not retried
 
 
 class Cancelled(Record, frozen=True, tag="cancelled", tag_field="kind"):
@@ -57,7 +58,7 @@ class Disrupted(Record, frozen=True, tag="disrupted", tag_field="kind"):
 
 
 class Preempted(Record, frozen=True, tag="preempted", tag_field="kind"):
-    """The attempt saved a checkpoint and left on request; the task returns to the queue. Never the end of a task."""
+    """The attempt saved a checkpoint and ended on request; the task returns to the queue. Never the end of a task."""
 
     by: str
     reason: str = ""
@@ -102,13 +103,13 @@ def describe(outcome: Outcome) -> str:
             return "succeeded"
         case Failed(code=code, message=message):
             return f"failed with exit code {code}" + (f": {message}" if message else "")
-        case OutOfMemory(where=where, asked_mib=asked, peak_mib=peak):
+        case OutOfMemory(where=where, asked_mib=asked, peak_mib=peak, no_retry=no_retry):
             parts = ["out of GPU memory" if where == "gpu" else "out of host memory"]
             if asked is not None:
-                parts.append(f"asked for {show_mib(asked)} {'at once' if peak == 0 else 'more'}")
+                parts.append(f"requested {show_mib(asked)} {'at once' if peak == 0 else 'more'}")
             if peak:
                 parts.append(f"held {show_mib(peak)}")
-            return ", ".join(parts)
+            return ", ".join(parts) + (f"; {no_retry}" if no_retry else "")
         case Cancelled(by=by, reason=reason):
             return f"cancelled by {by}" + (f": {reason}" if reason else "")
         case TimedOut(limit_s=limit_s):
@@ -120,8 +121,8 @@ def describe(outcome: Outcome) -> str:
         case Disrupted(reason=reason):
             return f"disrupted: {reason}"
         case Preempted(by=by, reason=reason, code=code):
-            ended = f" (it ended with exit code {code})" if code else ""
-            return f"saved and left, as {by} asked" + (f": {reason}" if reason else "") + ended
+            ended = f" (exit code {code})" if code else ""
+            return f"saved a checkpoint and ended, as requested by {by}" + (f": {reason}" if reason else "") + ended
         case NeverFits(reason=reason):
             return f"can never fit: {reason}"
 

@@ -1,7 +1,7 @@
 """Events as sentences, one for each durable event: in the stream of events, and in the story of one task.
 
 What only the owner may read (a program's output, the reason that a user gave) is included only if `whole` is set. The
-end of an attempt that was told to stop names that cause, not the signal that ended its process.
+end of an attempt that was stopped names the cause of the stop, not the signal that ended its process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FIXED_TEXTS: dict[type[e.Durable], str] = {
     e.TaskHeld: "held",
     e.TaskReleased: "released",
     e.TaskRestored: "restored from the archive",
-    e.PreemptionMissed: "did not leave in time and keeps running",
+    e.PreemptionMissed: "did not end within the grace period; it keeps running",
 }
 
 
@@ -83,7 +83,7 @@ def _grown(seen: Sequence[e.MemoryObserved], gpus: Gpus, whole: bool) -> StoryLi
 
 
 def as_on_record(event: e.Durable, tasks: Mapping[TaskId, Task]) -> e.Durable:
-    """An event that was just stepped; the end of an attempt with the outcome in the state."""
+    """The event as it is recorded: the end of an attempt gets the outcome that the state has for it."""
     task = tasks.get(event.key.task) if isinstance(event, e.AttemptEnded) else None
     if not isinstance(event, e.AttemptEnded) or task is None:
         return event
@@ -115,7 +115,7 @@ def _of_gpus(event: e.GpuEvent, gpus: Gpus) -> str:
         case e.GpuResumed(gpu=gpu):
             return f"{_place(gpu, gpus)} takes new tasks again"
         case e.UseNoted(attempts=attempts):
-            return f"noted the use of the GPUs and of {show_count(len(attempts), 'running task')}"
+            return f"recorded the usage of the GPUs and of {show_count(len(attempts), 'running task')}"
         case _:
             assert_never(event)
 
@@ -158,7 +158,7 @@ def _of_task(event: e.TaskEvent, whole: bool) -> str:
         case e.PreemptionRequested():
             return _asked_to_save(event, whole)
         case e.TaskRetried(fresh=fresh):
-            return "queued again on request" + (", without what recovery had learnt" if fresh else "")
+            return "queued again on request" + ("; the booking that recovery had found is discarded" if fresh else "")
         case e.TaskChanged():
             return _changed(event, whole)
         case e.RecoveryDue() | e.TaskHeld() | e.TaskReleased() | e.TaskRestored() | e.PreemptionMissed():
@@ -169,8 +169,9 @@ def _of_task(event: e.TaskEvent, whole: bool) -> str:
 
 def _asked_to_save(event: e.PreemptionRequested, whole: bool) -> str:
     reason = f" ({event.reason})" if event.reason and (whole or event.room_for is not None) else ""
-    held = "; it is held afterwards" if event.hold else ""
-    return f"asked by {event.by} to save and leave within {show_s(event.grace_s)}, signal {event.signal}{reason}{held}"
+    held = "; held afterwards" if event.hold else ""
+    what = f"signal {event.signal}, to save a checkpoint and end within {show_s(event.grace_s)}"
+    return f"preemption requested by {event.by}{reason}: {what}{held}"
 
 
 def _estimated(event: e.TaskEstimated, whole: bool) -> str:
@@ -209,7 +210,7 @@ def _stopped(ending: Ending) -> str:
         case o.Disrupted():
             return "stopped, because its MPS server or GPU failed,"
         case o.Cancelled() | o.TimedOut():
-            return "told to stop"
+            return "stop requested"
         case _:
             assert_never(ending)
 
@@ -243,7 +244,7 @@ def booked(booking: Booking) -> str:
 
 
 def _because(why: str) -> str:
-    """The decision's sentence, without the GPUs that were just named."""
+    """The sentence of the decision, without the GPUs, which the line already contains."""
     gpus, colon, reason = why.partition(": ")
     return f"; {reason if colon and gpus.startswith('placed on GPU') else why}"
 
