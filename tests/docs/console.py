@@ -85,6 +85,8 @@ class Terminal:
         programs = home / "bin"
         for made in (self.directory, programs):
             made.mkdir()
+        for script in ("train.py", "compare.py"):  # the user's; a page may define them
+            (self.directory / script).touch()
         _program(programs / "carma", f'exec {shlex.quote(sys.executable)} -m carma "$@"')
         _program(programs / "python", f'exec {shlex.quote(sys.executable)} "$@"')
         self.environ = {

@@ -59,9 +59,13 @@ def requests(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> list[S
             if asked.places:
                 _check_runnable(request.spec, asked.places[place])
             made.append(request)
+    return made
+
+
+def note_missing_scripts(made: list[SubmitRequest]) -> None:
+    """For accepted tasks: a script may be written before its task starts."""
     for script in dict.fromkeys(missing for request in made if (missing := _missing_script(request.spec))):
         note(f"there is no file {script} now; the task fails unless it exists when the task starts")
-    return made
 
 
 def _missing_script(spec: TaskSpec) -> str:

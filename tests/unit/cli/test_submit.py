@@ -84,6 +84,11 @@ def test_usual_submissions_have_no_note(words: list[str]) -> None:
     assert (result.exit_code, result.stderr) == (0, "")
 
 
+def test_a_refusal_has_no_note_about_a_missing_script(daemon: FakeDaemon) -> None:
+    daemon.refuses["submit"] = NeverFitsError("too large")
+    assert call("submit", "--", "python", "nosuch.py").stderr == "carma: too large\n"
+
+
 def test_an_empty_command_line_for_the_shell_is_refused(daemon: FakeDaemon) -> None:
     assert call("submit", "--wrap", " ").exit_code == 2
     assert daemon.asked("submit") == []
