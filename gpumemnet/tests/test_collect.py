@@ -42,7 +42,7 @@ def python(tmp_path: Path, text: str) -> str:
 
 
 def straw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
-    """In place of inside/collect.py: `rows` is the file, `words` what it was told."""
+    """In place of inside/collect.py: `rows` is the file, `words` its arguments."""
     main = tmp_path / "straw.py"
     begin = "import json, os, sys, time\nwords = sys.argv[1:]\nrows = open(os.path.join(words[1], 'rows.jsonl'), 'a')\n"
     main.write_text(begin + body)
@@ -102,7 +102,7 @@ def test_rows_are_counted_as_they_come_and_those_from_before_too(
     assert tally.per_s > 0
 
 
-def test_beginning_anew_counts_nothing_of_before(
+def test_a_collection_without_resume_counts_no_earlier_rows(
     tmp_path: Path, options: collect.CollectOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options.out.mkdir()

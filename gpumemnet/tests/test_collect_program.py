@@ -309,7 +309,7 @@ def _windows(place: Place) -> list[tuple[float, float, str]]:
     return windows
 
 
-def test_it_resumes_and_starts_anew_with_no_resume(place: Place) -> None:
+def test_it_resumes_by_default_and_restarts_with_no_resume(place: Place) -> None:
     place.write([scripted("a"), scripted("b")])
     place.run()
     place.write([scripted("a"), scripted("b"), scripted("c")])

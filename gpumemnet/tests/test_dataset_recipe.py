@@ -1,4 +1,4 @@
-"""`carma dataset generate` and the file it writes: no other recipe's configs are lost, and what was missed is told."""
+"""`carma dataset generate` and the file it writes: other recipes' configs are kept; missed targets are reported."""
 
 from __future__ import annotations
 

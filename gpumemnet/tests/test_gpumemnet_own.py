@@ -76,7 +76,7 @@ def level_of(folder: Path) -> float | None:
     return answer.level
 
 
-def test_a_model_that_was_learned_anew_is_read_anew(tmp_path: Path) -> None:
+def test_a_retrained_model_is_read_again(tmp_path: Path) -> None:
     file = tiny.save(tmp_path, tiny.facts())
     assert level_of(tmp_path) == 0.99
     tiny.save(tmp_path, tiny.facts(bounds={}))

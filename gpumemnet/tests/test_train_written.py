@@ -50,7 +50,7 @@ def in_fork(call: Callable[[], None]) -> int:
 
 
 def killed_at(step: int, facts: Facts, file: Path) -> bool:
-    """False: it was done before so many steps."""
+    """False if the write was complete before this number of steps."""
 
     def call() -> None:
         left = step

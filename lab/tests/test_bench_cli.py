@@ -1,4 +1,4 @@
-"""`carma bench VERB`: the flags reach the studies, and mistakes are told with the right exit code."""
+"""`carma bench VERB`: the flags reach the studies, and errors have the right exit code."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def test_the_parts_and_rungs_of_the_trial_are_those_that_it_has() -> None:
 
 
 @pytest.mark.parametrize("percent", ["0", "100", "half", "25;50", "-5", "2.5"])
-def test_a_percentage_that_is_none_is_told(called: list[Any], percent: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_percentage_is_an_error(called: list[Any], percent: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "interference", f"--percent={percent}"]) == 2
     assert "25,50,75" in capsys.readouterr().err
     assert called == []
 
 
-def test_a_part_that_is_none_is_told(called: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_part_is_an_error(called: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "gpu", "--only", "tasks,ooom"]) == 2
     assert "'ooom' is not one of tasks, oom" in capsys.readouterr().err
     assert called == []
@@ -106,7 +106,7 @@ def test_a_part_that_is_none_is_told(called: list[Any], capsys: pytest.CaptureFi
         *("collocation --seconds", "collocation --limit"),
     ],
 )
-def test_a_number_that_is_none_is_told(
+def test_an_invalid_number_is_an_error(
     called: list[Any], flag: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", *flag.split(), value]) == 2

@@ -36,7 +36,7 @@ def worker(code: str, environment: dict[str, str] | None = None, percent: int = 
 # ---- worker processes
 
 
-def test_a_worker_that_ends_is_told_with_its_exit_code_and_its_last_line() -> None:
+def test_the_error_about_a_worker_that_ended_has_its_exit_code_and_last_line() -> None:
     broken = worker("import sys; print('first', file=sys.stderr); sys.exit('out of luck')")
     with pytest.raises(WorkerDied, match=r"made-up: its process ended with 1: out of luck"):
         broken.ready()
@@ -44,7 +44,7 @@ def test_a_worker_that_ends_is_told_with_its_exit_code_and_its_last_line() -> No
     assert not broken.lives
 
 
-def test_a_worker_that_falls_silent_is_killed_and_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_answer_is_killed_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("carma_lab.bench.gpu.workers.START_LIMIT_S", 0.0)
     silent = worker("import time; time.sleep(600)")
     with pytest.raises(WorkerDied, match="no answer"):
@@ -236,7 +236,7 @@ def test_without_a_gpu_a_study_says_so_at_once(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_torch_the_way_to_get_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_about_missing_torch_has_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from carma.monitor.nvml import NvmlSampler
 
     nvml = ScriptedNvml(Card("GPU-a"))
@@ -268,7 +268,7 @@ def test_a_file_is_whole_at_every_moment(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {"a": 1.23457, "rows": []}
 
 
-def test_a_place_that_cannot_be_written_is_told_before(tmp_path: Path) -> None:
+def test_an_unwritable_directory_is_reported_before_the_study(tmp_path: Path) -> None:
     written.check_place(str(tmp_path / "table.json"))
     with pytest.raises(Usage):
         written.check_place(str(tmp_path / "missing" / "table.json"))

@@ -129,7 +129,7 @@ def test_runs_that_failed_or_made_no_step_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "not json", '{"gpu": null}'])
-def test_a_file_without_runs_is_told(text: str, tmp_path: Path) -> None:
+def test_a_file_without_runs_is_an_error(text: str, tmp_path: Path) -> None:
     file = tmp_path / "truth.jsonl"
     file.write_text(text)
     with pytest.raises(Usage, match=r"truth\.jsonl"):

@@ -128,7 +128,7 @@ def test_the_published_models_are_asked_for_an_a100(tmp_path: Path, capsys: pyte
     assert capsys.readouterr().out == printed
 
 
-def test_where_nobody_answers_it_is_a_failure(tmp_path: Path) -> None:
+def test_a_comparison_without_any_answer_fails(tmp_path: Path) -> None:
     options = compare.Options(truth=truth_file(tmp_path), estimators=("llmem",), out=str(tmp_path / "found.json"))
 
     class Never(Trials):
@@ -162,7 +162,7 @@ def test_estimators_are_chosen_by_name() -> None:
         (["--published18", "--python", "nowhere/python"], "no program"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_run(
+def test_invalid_options_are_reported_before_any_run(
     words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -177,7 +177,7 @@ def test_an_interpreter_is_asked_for_its_versions(tmp_path: Path) -> None:
     assert found.versions["transformers"] == "5.17.0"
 
 
-def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
+def test_an_interpreter_without_torch_is_an_error(tmp_path: Path) -> None:
     program = python(tmp_path, "echo \"ModuleNotFoundError: No module named 'torch'\" >&2; exit 1")
     with pytest.raises(Refused, match="No module named 'torch'"):
         find_interpreter(program)
@@ -272,9 +272,7 @@ def test_a_fold_judges_by_its_own_model(tmp_path: Path) -> None:
     assert again["m.2"].fold == ""
 
 
-def test_runs_that_were_learnt_from_are_told_from_those_that_were_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_runs_are_distinguished_from_other_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = compared(tmp_path, ConvTrials())
     assert "learnt from these very runs" in found.caution
     assert "Beware" in capsys.readouterr().out
@@ -285,7 +283,7 @@ def test_runs_that_were_learnt_from_are_told_from_those_that_were_not(
 
 
 @pytest.mark.parametrize("index", [None, "[]", '{"nosuch.gz": ["a"]}'])
-def test_folds_that_cannot_be_used_are_told(tmp_path: Path, index: str | None) -> None:
+def test_unusable_folds_are_an_error(tmp_path: Path, index: str | None) -> None:
     if index is not None:
         (tmp_path / "folds.json").write_text(index)
     with pytest.raises(Usage, match=r"folds\.json|nosuch"):

@@ -155,7 +155,7 @@ def test_the_page_has_every_claim_and_every_variant(out: Path, found: dict[str, 
         assert one["name"] in text
 
 
-def test_parts_of_different_code_are_told_apart(found: dict[str, Any]) -> None:
+def test_parts_of_different_code_versions_are_distinguished(found: dict[str, Any]) -> None:
     mixed = json.loads(json.dumps(found))
     for part in mixed["parts"].values():
         part["about"] |= {"code": "one", "code_changed": False}
@@ -192,7 +192,7 @@ def test_a_quick_study_does_not_take_the_place_of_a_whole_one(tmp_path: Path, ou
     assert (tmp_path / "paper.json").read_text() == whole
 
 
-def test_what_cannot_be_done_is_told_before_anything_is_and_leaves_nothing(tmp_path: Path) -> None:
+def test_an_impossible_request_is_refused_before_any_work_and_leaves_no_file(tmp_path: Path) -> None:
     new = tmp_path / "new"
     for wrong, said in (
         (study.Options(out=new, quick=True, philly=tmp_path / "none.csv"), "No such file"),
@@ -239,7 +239,7 @@ def test_the_command_in_the_file_has_no_path_of_the_machine() -> None:
     assert command_of("paper", options) == "carma bench paper --only seeds,speed --parallel 3 --philly philly.csv"
 
 
-def test_fewer_seeds_and_windows_are_taken_and_told() -> None:
+def test_fewer_seeds_and_windows_are_used_and_reported() -> None:
     options = study.Options(seeds=3, windows=2)
     found = study.scope_of(options)
     assert (found.seeds, found.windows, found.traces) == (3, 2, Scope().traces)
@@ -270,7 +270,7 @@ def test_the_page_and_the_claims_in_results_are_those_of_the_file() -> None:
         ({"matplotlib"}, ["--redraw"], "matplotlib is not installed", "pip install matplotlib"),
     ],
 )
-def test_what_is_not_installed_is_told_before_any_work(
+def test_a_missing_package_is_reported_before_any_work(
     gone: set[str],
     words: list[str],
     said: str,

@@ -56,7 +56,7 @@ def test_the_strict_variants_keep_the_order_of_arrival_and_a_gpu_for_what_has_no
     assert rules["MAGM, no estimate"].memory.unknown_mib == 5_120  # published, too
 
 
-def test_the_published_gates_are_told_apart() -> None:
+def test_each_variant_has_its_published_gate() -> None:
     gates = [settings_of(dict(one.settings)).rules.gate for one in (BASELINES[0], ABLATIONS[3], ABLATIONS[4])]
     assert [(gate.sm_active, gate.sm_occupancy, gate.dram_active, gate.combine) for gate in gates] == [
         (0.8, 0.45, 0.4, "published"),

@@ -44,7 +44,7 @@ def test_a_run_that_is_followed_is_the_same_run() -> None:
     assert told[-1] == (60, 60, made.now)
 
 
-def test_nobody_is_told_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_not_shown_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = looking(monkeypatch)
     with simulating(quiet=True) as follow:
         assert follow is None

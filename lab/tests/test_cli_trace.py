@@ -198,7 +198,7 @@ def test_scale_takes_its_flags() -> None:
         ("import slurm philly.csv", "'slurm' is not"),
     ],
 )
-def test_a_mistake_is_told_with_what_to_do(capsys: pytest.CaptureFixture[str], order: str, complaint: str) -> None:
+def test_an_error_says_what_to_do(capsys: pytest.CaptureFixture[str], order: str, complaint: str) -> None:
     assert main(["trace", *order.split()]) != 0
     said = capsys.readouterr()
     assert complaint in said.err

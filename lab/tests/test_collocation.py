@@ -94,7 +94,7 @@ def test_the_file_says_what_it_was_measured_on_how_and_what_was_published(tmp_pa
     assert "counter" in table["energy_from"]
 
 
-def test_copies_that_do_not_fit_are_left_out_and_told_of(tmp_path: Path) -> None:
+def test_copies_that_do_not_fit_are_left_out_and_listed(tmp_path: Path) -> None:
     machine = ScriptedLab(tmp_path, RATES, Card("GPU-a", total_mib=45_604), footprint_mib=14_000)
     table = measured(tmp_path, machine, copies=8, task=("large",))
     assert [point["copies"] for point in series(table, "large", "mps")] == [1, 2, 3]
@@ -210,7 +210,7 @@ def test_a_picture_can_be_drawn_again_from_the_file(tmp_path: Path, capsys: pyte
     assert "MPS 4.50 x" in capsys.readouterr().out
 
 
-def test_without_matplotlib_the_figures_are_written_and_the_way_to_a_picture_is_told(
+def test_without_matplotlib_the_figures_are_written_and_a_hint_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
@@ -250,7 +250,7 @@ def test_a_file_that_is_none_of_this_study_is_named(tmp_path: Path, text: str) -
         collocation.run(Options(redraw=str(tmp_path / "none" / "there.json")))
 
 
-def test_mistakes_are_told_before_anything_is_measured(tmp_path: Path) -> None:
+def test_invalid_options_are_reported_before_any_measurement(tmp_path: Path) -> None:
     for given in (Options(json=str(tmp_path / "none" / "a.x")), options(tmp_path, plot=str(tmp_path / "none" / "a.x"))):
         with pytest.raises(Usage, match=r"none/a\.x cannot be written"):
             collocation.run(given, ScriptedLab(tmp_path, RATES))

@@ -50,7 +50,7 @@ class Scripted:
 
 
 class Daemon:
-    """A shell that is told what happens, and left alone with it until it has nothing more to propose."""
+    """A shell that receives each event and then decides until it proposes nothing more."""
 
     def __init__(self, shell: Shell, time: Scripted) -> None:
         self.shell, self._time = shell, time

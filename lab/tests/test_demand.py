@@ -176,7 +176,7 @@ def test_outside_of_what_it_knows_it_tells_nothing(made: Described) -> None:
 
 
 @pytest.mark.parametrize("gpu", ["Virtual GPU 40 GiB", "Tesla V100-SXM2-16GB", "NVIDIA H200 MIG 1g.18gb", ""])
-def test_of_cards_without_rates_and_of_parts_of_cards_nothing_is_told(gpu: str) -> None:
+def test_cards_without_rates_and_mig_instances_have_no_prediction(gpu: str) -> None:
     assert card_with_rates(gpu) is None
     assert demand_of(mlp(), gpu) is None
 

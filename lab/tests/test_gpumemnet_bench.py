@@ -81,7 +81,7 @@ def test_a_place_without_models_is_refused(tmp_path: Path, capsys: pytest.Captur
         assert said in capsys.readouterr().err
 
 
-def test_what_is_not_told_is_not_in_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_that_is_not_given_is_not_in_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "gpumemnet", "--out", "-", "--runs", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["command"] == "carma bench gpumemnet --out - --runs 1"
 

@@ -254,7 +254,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_started(tmp_path:
     assert not (tmp_path / "table.json").exists()
 
 
-def test_without_mps_the_way_to_measure_without_it_is_told(tmp_path: Path) -> None:
+def test_the_error_about_missing_mps_has_the_option_to_measure_without_it(tmp_path: Path) -> None:
     with pytest.raises(Refused) as refused:
         interference.run(options(tmp_path), ScriptedLab(tmp_path, {}, has_mps=False))
     assert "--mechanism timeslice" in refused.value.hint

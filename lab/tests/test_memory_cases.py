@@ -206,7 +206,7 @@ def test_a_case_over_its_time_is_killed_and_the_run_ends(tmp_path: Path) -> None
     assert "more than 0.3 s" in rows["hangs.0"]["error"]
 
 
-def test_what_still_runs_when_the_time_is_over_is_stopped_and_told(tmp_path: Path) -> None:
+def test_a_run_that_exceeds_the_time_limit_is_stopped_and_reported(tmp_path: Path) -> None:
     _, rows = measured(tmp_path, ["hangs", "hangs"], "--limit-s", "0.5", "--parallel", "2")
     assert {row["error"] for row in rows.values()} <= {"stopped: the time of all cases was over"}
 

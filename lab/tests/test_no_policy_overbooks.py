@@ -159,7 +159,7 @@ def whole_runs(made: Simulation, holders: tuple[Holder, ...], event: e.TaskPlace
 
 @MANY
 @given(data=st.data())
-def test_goodput_keeps_everybody_within_its_cap_where_its_model_is_the_truth(data: st.DataObject) -> None:
+def test_goodput_keeps_every_task_within_its_cap_if_its_model_is_exact(data: st.DataObject) -> None:
     """At every placement by what is predicted, and in the end by what it came to."""
     gpus = data.draw(st.integers(1, 2))
     cap = data.draw(st.sampled_from((1.1, 1.25, 1.6)))

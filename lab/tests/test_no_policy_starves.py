@@ -1,4 +1,4 @@
-"""Whatever the policy, nobody waits for ever: every task of a trace comes to its end, and a task that is hard to place
+"""No policy lets a task wait forever: every task of a trace comes to its end, and a task that is hard to place
 starts after a bounded number of others although small ones never stop coming.
 """
 
@@ -26,7 +26,7 @@ OVERTAKES = 3
 @pytest.mark.parametrize("policy", EVERY_POLICY)
 @SOME
 @given(data=st.data())
-def test_every_task_that_fits_comes_to_its_end_and_the_others_are_told(policy: str, data: st.DataObject) -> None:
+def test_every_task_that_fits_ends_and_the_others_are_reported(policy: str, data: st.DataObject) -> None:
     gpus = data.draw(st.integers(1, 3))
     trace = data.draw(traces(gpus + 1, 12))  # some want a GPU more than there is
     told = data.draw(st.sampled_from(("measured", "none", "trace", "gpumemnet")))
@@ -150,7 +150,7 @@ def test_nor_do_new_users_keep_it_out_where_users_take_turns(policy: str, kind: 
 
 
 @pytest.mark.parametrize("policy", EVERY_POLICY)
-def test_one_of_whom_nothing_is_known_starts_too(policy: str) -> None:
+def test_a_task_without_any_estimate_starts_too(policy: str) -> None:
     """Policies that predict take it for the most demanding one."""
     stream = Stream(policy, told_s=90.0)
     for _ in range(6):

@@ -66,7 +66,7 @@ def test_what_cannot_be_written_is_refused_before_the_work(
     assert sorted(os.listdir()) == ["small.csv", "there"]
 
 
-def test_a_directory_that_takes_no_file_is_told_by_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_about_an_unwritable_directory_has_the_path_as_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(**_given: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -117,7 +117,7 @@ PAGES_AND_PICTURES = {
 
 
 @pytest.mark.parametrize("verb", PAGES_AND_PICTURES)
-def test_pictures_of_ours_are_made_again_and_nobody_elses_is_written_over(verb: str) -> None:
+def test_own_pictures_are_replaced_and_other_files_are_not(verb: str) -> None:
     assert simulated("run.json").exit_code == 0
     assert simulated("other.json", "--policy", "exclusive").exit_code == 0
     order = [*verb.split(), "--out", "pictures"]
@@ -150,7 +150,7 @@ def test_a_page_does_not_replace_a_run() -> None:
 
 
 @pytest.mark.parametrize("verb", ["run-report run.json", "compare run.json other.json"])
-def test_a_page_of_ours_is_made_again_and_nobody_elses_is_written_over(verb: str) -> None:
+def test_an_own_page_is_replaced_and_other_files_are_not(verb: str) -> None:
     assert simulated("run.json").exit_code == 0
     assert simulated("other.json", "--policy", "exclusive").exit_code == 0
     order = [*verb.split(), "--html", "page.html"]
@@ -234,7 +234,7 @@ def test_on_a_full_disk_the_old_file_stays(order: str, monkeypatch: pytest.Monke
     assert not list(Path().glob("*.part"))
 
 
-def test_a_disk_that_is_full_while_writing_to_a_device_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_while_writing_to_a_device_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo("pipe")
     reading = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
 
@@ -248,7 +248,7 @@ def test_a_disk_that_is_full_while_writing_to_a_device_is_told(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("order", ["trace generate --tasks 3", "simulate --trace small.csv --out -"])
-def test_a_full_disk_behind_standard_output_is_told_in_words(order: str) -> None:
+def test_a_full_disk_behind_standard_output_is_an_error_message(order: str) -> None:
     with Path("/dev/full").open("wb") as full:
         words = [sys.executable, "-m", "carma", *order.split()]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False)

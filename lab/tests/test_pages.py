@@ -33,7 +33,7 @@ def _text(file: Path) -> str:
 
 
 @pytest.mark.parametrize("file", PAGES, ids=name_of)
-def test_nobody_is_sent_to_the_other_project_of_our_name(file: Path) -> None:
+def test_no_page_refers_to_the_other_project_with_the_same_name(file: Path) -> None:
     """On the public index `carma` is another project: extras are installed from a checkout."""
     assert not re.search(r"pip install (-\S+ )*['\"]?carma\b", " ".join(_text(file).split()))
 

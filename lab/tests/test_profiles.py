@@ -211,7 +211,7 @@ def test_a_card_without_gpm_still_tells_its_power(nvml: FakeNvml) -> None:
     assert "no GPM" in meter.why
 
 
-def test_without_a_driver_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_the_figures_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     meter = profiles.Meter()
     assert set(meter.between(meter.mark(), meter.mark(end=True)).values()) == {None}

@@ -51,7 +51,7 @@ def test_what_is_seen_does_not_depend_on_whose_list_it_is(policy: str) -> None:
 
 
 def one_at_work() -> tuple[World, AttemptKey, tuple[ProcessUse, ...]]:
-    """A task whose last sample shows 5,000 MiB, and the list that told so."""
+    """A task whose last sample shows 5,000 MiB, and the process list of that sample."""
     world = World(1, rules=OPEN)
     key = world.state.active[world.run(5_000)]
     world.wait(5)
@@ -73,7 +73,7 @@ def shown(world: World, processes: tuple[ProcessUse, ...]) -> GpuSample:
     )
 
 
-def test_a_list_that_is_told_again_after_a_glance_counts_again() -> None:
+def test_a_process_list_that_is_repeated_after_a_quick_sample_counts_again() -> None:
     world, key, processes = one_at_work()
     step(world.state, GpusSampled(world.now, (shown(world, processes),)))
     step(world.state, MemorySampled(world.now, (shown(world, ()),)))

@@ -34,7 +34,7 @@ def told(*words: str) -> str:
     return result.stdout
 
 
-def test_a_run_is_told_in_tables() -> None:
+def test_a_run_is_reported_in_tables() -> None:
     page = told("run-report", "one.json").splitlines()
     assert page[0] == "made under exclusive: 2 x card, simulated"
     assert "makespan       10:00" in page

@@ -60,7 +60,7 @@ def test_finish_time_fairness_is_completion_over_that_on_a_share() -> None:
     assert finish_times([*ana, task(3, 0.0, 0.0, 1.0, alone_s=None)], 1.0) == []
 
 
-def test_users_are_told_apart_and_compared() -> None:
+def test_users_are_distinguished_and_compared() -> None:
     tasks = [
         task(1, 0.0, 0.0, 100.0, user="ana"),
         task(2, 0.0, 50.0, 150.0, user="ana", gpu=1),
@@ -78,7 +78,7 @@ def test_users_are_told_apart_and_compared() -> None:
     assert found.finish_time_max == 3.0
 
 
-def test_with_one_user_there_is_nobody_to_be_fair_to() -> None:
+def test_with_one_user_there_are_no_fairness_figures() -> None:
     assert fairness([task(1, 0.0, 0.0, 1.0), task(2, 0.0, 0.0, 1.0)], 2) is None
     assert fairness([], 2) is None
 

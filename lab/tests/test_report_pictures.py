@@ -47,7 +47,7 @@ def labels(made: Run) -> list[str]:
         return [axes.get_ylabel() for axes in pictures.course(made).axes]
 
 
-def test_what_nobody_measured_has_no_panel() -> None:
+def test_an_unmeasured_metric_has_no_panel() -> None:
     assert labels(SMALL) == ["activity (%)", "memory (GiB)", "tasks"]
     blind = [
         point(at, sm_active=None, sm_occupancy=None, dram_active=None, memory_mib=None, power_w=None) for at in (1, 2)

@@ -94,7 +94,7 @@ def test_what_was_measured_of_attempts_is_laid_over_their_time() -> None:
     assert made.figures.energy_j == pytest.approx(100.0 * 150.0 + 2 * 50.0 * 100.0)
 
 
-def test_what_nobody_measured_is_none() -> None:
+def test_an_unmeasured_metric_is_none() -> None:
     blind = attempt("GPU-0", 0.0, 100.0, activity=None, energy_j=None)
     made = real_run([view(1, 0.0, blind)], GPUS, about(simulated=False), {}, idle_w=50.0)
     assert (made.figures.sm_active_mean, made.figures.energy_j, made.figures.power_w_mean) == (None, None, None)
@@ -195,7 +195,7 @@ def test_a_story_tells_when_the_estimate_was_there_and_when_memory_was_at_its_pe
     assert asked.estimate.demand == Demand(0.5, 0.2, 0.1)
 
 
-def test_settings_that_somebody_has_set_are_noted_as_they_are_typed() -> None:
+def test_changed_settings_are_listed_as_they_are_typed() -> None:
     settings = [
         t.SettingView(name="gate.enabled", value=False, origin="file"),
         t.SettingView(name="memory.sources", value=["declared", "history"], origin="flag"),

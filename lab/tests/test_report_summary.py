@@ -31,7 +31,7 @@ def test_waiting_is_all_the_time_in_which_a_task_does_not_run() -> None:
     assert (told.figures.ooms, told.figures.innocent_ooms, told.figures.wasted_gpu_s) == (1, 1, 5.0)
 
 
-def test_a_slowdown_that_nobody_knows_is_none_and_no_number() -> None:
+def test_an_unknown_slowdown_is_none_and_not_a_number() -> None:
     told = summary(run(task(1, 0.0, 0.0, 100.0, alone_s=None), task(2, 0.0, 0.0, 50.0, outcome="failed")))
     assert told.slowdown is None
     assert (told.figures.slowdown_mean, told.figures.slowdown_p95, told.figures.slowdown_max) == (None, None, None)

@@ -74,7 +74,7 @@ def test_a_cautious_guess_is_lower_but_for_a_task_alone(demands: list[Demand], m
 
 
 @given(st.lists(DEMAND, min_size=2, max_size=5), st.data(), MECHANISM, st.booleans())
-def test_a_neighbour_that_asks_for_more_helps_nobody_else(
+def test_a_neighbour_with_more_demand_helps_no_other_task(
     demands: list[Demand], data: st.DataObject, mechanism: Mechanism, cautious: bool
 ) -> None:
     *others, greedy = demands

@@ -73,7 +73,7 @@ def test_a_pair_that_just_fits_is_no_pair_on_a_card_that_is_smaller_by_one_mib()
     assert bound(rows, smaller, 1, launch_s=0.0).makespan_s == pytest.approx(1200.0)
 
 
-def test_so_many_on_a_gpu_and_no_more() -> None:
+def test_at_most_the_allowed_number_of_tasks_share_a_gpu() -> None:
     rows = [row(sm_active=0.0, gr_active=0.0, power=0.0, memory_mib=100) for _ in range(8)]
     assert limit(*rows, tasks_per_gpu=1).makespan_s == pytest.approx(4800.0)
     assert limit(*rows, tasks_per_gpu=2).makespan_s == pytest.approx(2400.0)
@@ -136,7 +136,7 @@ def test_a_task_may_be_slower_than_the_cap_for_a_while() -> None:
 
 
 @pytest.mark.parametrize("cap", [0.99, float("nan"), float("inf")])
-def test_a_cap_that_nobody_can_keep_is_refused(cap: float) -> None:
+def test_a_cap_that_no_task_can_keep_is_refused(cap: float) -> None:
     with pytest.raises(Usage, match="slowdown cap"):
         limit(row(), slowdown_cap=cap)
 
@@ -154,7 +154,7 @@ def test_late_work_cannot_be_done_early() -> None:
     assert found.makespan_s == found.late_s == pytest.approx(4800.0)
 
 
-def test_a_gpu_that_nobody_could_use_is_not_made_up_for() -> None:
+def test_the_time_of_a_gpu_that_no_task_could_use_is_lost() -> None:
     """The first task cannot use both GPUs, so that some of it is left when the others come."""
     found = limit(
         row(0.0, memory_mib=30_000, seconds=1500.0),
@@ -168,7 +168,7 @@ def test_a_gpu_that_nobody_could_use_is_not_made_up_for() -> None:
     assert found.makespan_s == found.stages_s == pytest.approx(3000.0, rel=1e-3)
 
 
-def test_nobody_shares_with_one_that_has_not_come() -> None:
+def test_no_task_shares_a_gpu_with_a_task_that_has_not_arrived() -> None:
     """The first and the last are of a kind, and would not slow one another; the other two share with nobody."""
     light = {"sm_active": 0.0, "gr_active": 0.0, "power": 0.0}
     found = limit(

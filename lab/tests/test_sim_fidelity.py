@@ -39,7 +39,7 @@ def simulated(policy: str = "magm", of: Trace = MIXED, **more: object) -> Run:
 
 
 def forgotten(run: Run) -> Run:
-    """Without what the trace told of tasks alone."""
+    """Without the trace's demands of tasks alone."""
     return replace(run, tasks=tuple(replace(task, alone_s=None, demand=None) for task in run.tasks))
 
 
@@ -111,7 +111,7 @@ def test_only_the_last_attempt_counts_and_the_others_were_neighbours() -> None:
     assert second.rate < 1.0
 
 
-def test_one_that_never_touched_a_gpu_pressed_on_nobody() -> None:
+def test_a_task_that_never_used_a_gpu_slowed_no_other_task() -> None:
     host = task(1, replace(ran(0.0, 100.0), used_s=0.0, activity=None))
     first, second = solos([host, task(2, ran(0.0, 100.0))], "mps", TOLD)
     assert (first.seconds, first.start_s, second.rate) == (102.0, 102.0, 1.0)
@@ -142,7 +142,7 @@ def test_speeds_are_held_against_how_long_tasks_took_where_it_is_given_how_long_
 
 
 @pytest.mark.parametrize("policy", ["exclusive", "magm"])
-def test_a_simulated_run_is_found_again_without_what_the_trace_told(policy: str) -> None:
+def test_a_simulated_run_is_reproduced_without_the_demands_of_the_trace(policy: str) -> None:
     found = fidelity(forgotten(simulated(policy)))
     for name in ("makespan_s", "completion_mean_s", "sm_active_mean", "memory_mib_mean", "energy_j"):
         assert abs(error_of(found, name)) < 1e-3, name
@@ -212,7 +212,7 @@ def test_a_real_servers_watchdog_is_there_and_its_gpus_were_looked_at_before_the
     assert Replay(run).simulation.trace.tasks[0].arrival_s == 0.0
 
 
-def test_tasks_that_never_ran_and_others_that_are_missing_are_told() -> None:
+def test_tasks_that_never_ran_and_missing_tasks_are_reported() -> None:
     run = forgotten(simulated())
     assert run.server is not None
     gone = replace(run.tasks[-1], task=99, attempts=(), outcome="cancelled")

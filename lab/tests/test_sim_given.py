@@ -47,7 +47,7 @@ def test_a_source_that_knows_no_task_of_the_trace_is_refused() -> None:
     assert simulation(Request(memory="horus"), trace(row(), row(horus_mib=5_000)))
 
 
-def test_a_task_that_is_too_large_is_told_which_cards_hold_it() -> None:
+def test_the_error_about_a_too_large_task_names_the_cards_that_fit_it() -> None:
     with pytest.raises(Usage) as told:
         simulation(Request(), trace(row(memory_mib=60_000)))
     assert told.value.hint.startswith("Simulate a larger card (--gpu a100-80 or --gpu h200)")

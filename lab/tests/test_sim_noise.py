@@ -21,7 +21,9 @@ def _logs(tasks: int, rate: float, mechanism: Mechanism = "mps", scale: float = 
 @pytest.mark.parametrize("mechanism", ["mps", "timeslice"])
 @pytest.mark.parametrize("tasks", [2, 3, 4])
 @pytest.mark.parametrize("rate", [1.0, 0.5])
-def test_the_truth_is_spread_as_measured_for_so_many_tasks(mechanism: Mechanism, tasks: int, rate: float) -> None:
+def test_true_rates_are_spread_as_measured_for_that_number_of_tasks(
+    mechanism: Mechanism, tasks: int, rate: float
+) -> None:
     logs = _logs(tasks, rate, mechanism)
     assert pstdev(logs) == pytest.approx(spread(rate, tasks, mechanism), rel=0.05)
     assert fmean(logs) == pytest.approx(0.0, abs=0.01)

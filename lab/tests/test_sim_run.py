@@ -57,7 +57,7 @@ def test_the_same_seed_gives_the_same_bytes() -> None:
     assert log_of(request) != log_of(msgspec.structs.replace(request, seed=4))
 
 
-def test_what_the_core_was_told_replays_to_the_same_decisions() -> None:
+def test_a_replay_of_the_cores_events_gives_the_same_decisions() -> None:
     """A log is enough: stepped into an empty state, it is accepted event by event."""
     state = State(Rules(), magm.POLICY)
     placed = 0
@@ -69,7 +69,7 @@ def test_what_the_core_was_told_replays_to_the_same_decisions() -> None:
 
 
 def test_what_is_shown_lags_behind_the_truth() -> None:
-    """The first sample of a newcomer comes after it has begun, and its mean is of a part of the span."""
+    """The first sample of a started task is taken after its start, and its mean covers a part of the window."""
     made = sim_made.simulation(row(seconds=100.0, start_s=7.0), rules=Rules())
     seen = [
         (sample.at, sample.memory_used_mib, sample.activity.sm_active)
@@ -98,7 +98,7 @@ def test_tasks_that_cannot_run_there_are_named() -> None:
     assert "--gpus" not in told.value.hint
 
 
-def test_a_policy_that_starts_nobody_ends_the_simulation() -> None:
+def test_a_policy_that_starts_no_task_ends_the_simulation() -> None:
     nobody = Policy("nobody", lambda _ask, _views, _last: [])
     with pytest.raises(CarmaError, match="no task runs"):
         sim_made.simulation(row(), policy=nobody).run()
@@ -113,7 +113,7 @@ def raiser(_ask: object, _views: object, _last: object) -> list[object]:
     raise RuntimeError("oops")
 
 
-def test_why_nothing_starts_is_told_in_the_cores_own_words() -> None:
+def test_the_error_about_tasks_that_never_start_has_the_cores_reason() -> None:
     policy = Policy("raiser", raiser)  # type: ignore[arg-type]
     with pytest.raises(CarmaError, match=r"2 tasks wait \(1, 2\)\. Task 1: .*raiser.*RuntimeError.*oops") as told:
         sim_made.simulation(row(), row(), policy=policy).run()
@@ -124,12 +124,12 @@ def test_why_nothing_starts_is_told_in_the_cores_own_words() -> None:
         sim_made.simulation(*[row()] * 6, policy=policy).run()
 
 
-def test_a_quota_that_lets_nobody_start_is_named() -> None:
+def test_a_quota_that_prevents_every_start_is_named() -> None:
     with pytest.raises(CarmaError, match=r"no task runs.*\(Quota\)"):
         simulation(Request(trace="t1", settings={"quota.gpus": "1"})).run()
 
 
-def test_nobody_gives_up_while_tasks_are_to_come() -> None:
+def test_the_simulation_continues_while_tasks_are_still_to_arrive() -> None:
     """Those that wait are started when the last one is there, long after the others."""
     later = Policy("later", lambda ask, views, last: magm.POLICY.rank(ask, views, last) if ask.task >= 2 else [])
     made = sim_made.simulation(row(), row(1_000_000.0), policy=later)

@@ -78,7 +78,7 @@ def test_one_that_only_writes_checkpoints_goes_on_from_the_last() -> None:
 
 
 @pytest.mark.parametrize(("saves", "rules"), [({}, ON), ({"save_s": 30.0}, OPEN)], ids=["it cannot", "it is off"])
-def test_nobody_else_is_asked(saves: dict[str, float], rules: Rules) -> None:
+def test_no_other_task_is_asked_to_save(saves: dict[str, float], rules: Rules) -> None:
     simulation = made(low(**saves), HIGH, rules=rules)
     low_run = runs(simulation)["low"]
     assert [one.outcome for one in low_run.attempts] == ["succeeded"]

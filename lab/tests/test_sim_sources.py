@@ -49,7 +49,7 @@ def test_every_source_answers_or_says_why_not(name: str) -> None:
             assert isinstance(found, NoEstimate)
 
 
-def test_an_unknown_source_is_told_what_there_is() -> None:
+def test_the_error_about_an_unknown_source_lists_the_sources() -> None:
     with pytest.raises(Usage, match="no such memory source") as caught:
         sources.find("oracle")
     assert "measured" in str(caught.value.hint)
@@ -119,7 +119,7 @@ def test_errors_that_were_none_leave_the_truth(monkeypatch: pytest.MonkeyPatch) 
     ("policy", "demand", "known"),
     [("horus", "measured", 60), ("horus", "none", 0), ("magm", "measured", 60), ("magm", "none", 0)],
 )
-def test_what_is_told_of_a_task_before_it_runs(policy: str, demand: Demands, known: int) -> None:
+def test_the_number_of_tasks_whose_demand_is_known_before_they_run(policy: str, demand: Demands, known: int) -> None:
     told = [
         event.estimate
         for event in simulation(Request(trace="t1", policy=policy, demand=demand)).events()
@@ -149,7 +149,7 @@ def test_who_predicts_shares_where_demands_are_known(policy: str) -> None:
     assert 1.0 < known.slowdown_mean < 1.25
 
 
-def test_under_horus_a_task_of_unknown_demand_shares_with_nobody() -> None:
+def test_under_horus_a_task_of_unknown_demand_shares_no_gpu() -> None:
     """Without an estimate of memory there is no estimate of demand, whatever sources are requested."""
     for request in (Request(policy="horus", demand="none"), Request(policy="horus", demand="measured", memory="none")):
         figures = simulation(request).run()
@@ -190,7 +190,7 @@ def test_figures_as_json_say_whose_they_are() -> None:
     assert set(one) == {"trace", "policy", *Figures.__struct_fields__}
 
 
-def test_predicting_policies_know_demands_unless_told_otherwise() -> None:
+def test_predicting_policies_know_demands_by_default() -> None:
     plain = typed("--policy", "lucid")
     assert plain.makespan_s == typed("--policy", "lucid", "--demand", "measured").makespan_s
     assert plain.makespan_s != typed("--policy", "lucid", "--demand", "history").makespan_s

@@ -159,7 +159,7 @@ def test_a_bad_row_names_its_line(tmp_path: Path, row: str, complaint: str) -> N
         ("when,who\n1,2\n", "philly.csv line 1: no column timestamp, duration, num_gpus, cluster"),
     ],
 )
-def test_another_file_is_told_apart(tmp_path: Path, content: str, complaint: str) -> None:
+def test_a_file_of_another_kind_is_recognised(tmp_path: Path, content: str, complaint: str) -> None:
     path = tmp_path / "philly.csv"
     path.write_text(content)
     with pytest.raises(BadTrace) as caught:

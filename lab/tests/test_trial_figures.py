@@ -137,7 +137,7 @@ def restarted(*records: dict[str, Any], **mps: Any) -> dict[str, Any]:
     return {"daemon": adopted, "mps": mps or {"skipped": NOT_VIRTUAL}, "tasks": list(records)}
 
 
-def test_a_restart_falls_short_when_a_task_was_lost_started_anew_or_is_without_figures() -> None:
+def test_a_restart_fails_if_a_task_was_lost_or_restarted_or_has_no_figures() -> None:
     judge = trial_restart.shortfalls
     assert judge(restarted(a_record("a", "succeeded"))) == []
     assert "went through lost, succeeded" in judge(restarted(a_record("a", "lost", "succeeded")))[0]
@@ -334,7 +334,7 @@ def program(monkeypatch: pytest.MonkeyPatch, log: Path, *arguments: str) -> list
     return [json.loads(line) for line in Path(f"{log}.2").read_text().splitlines()]
 
 
-def test_the_program_grows_in_blocks_after_go_and_drops_a_limit_when_told_to(
+def test_the_program_allocates_blocks_after_go_and_drops_a_limit_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: PlayedTorch
 ) -> None:
     for name in trial_task.FRAMEWORK_LIMITS:
@@ -353,7 +353,7 @@ def test_the_program_grows_in_blocks_after_go_and_drops_a_limit_when_told_to(
     assert trial_oom._oversteps_at(lines, 150) == asks[1], "when it asked for what takes it beyond 150 MiB"
 
 
-def test_the_program_trains_so_many_steps_and_says_how_much_memory_it_had(
+def test_the_program_trains_the_given_steps_and_reports_its_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: PlayedTorch
 ) -> None:
     made = 0

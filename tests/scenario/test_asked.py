@@ -1,4 +1,4 @@
-"""Stories of tasks that are asked to save and leave, told as those of test_scenarios.py."""
+"""Scenarios of tasks that are asked to save a checkpoint and end, in the format of test_scenarios.py."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SCENARIOS: dict[str, str] = {
         A ended failed
         B on 0
     """,
-    "with preemption the first in line gets the GPU of one of lower priority, which comes back": """
+    "with preemption the first task in the queue gets the GPU of a task of lower priority, which is queued again": """
         1 gpu preempting
         submit A 30000 saves priority=-5
         wait 130

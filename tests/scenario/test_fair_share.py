@@ -1,4 +1,4 @@
-"""Users take turns: equal users get equal service, within one task; nobody starves; whoever comes and goes."""
+"""Fair shares: equal users get equal service, within one task, and no user starves, also when users come and go."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Server:
             self.started[self.world.task(task).owner] += 1
 
     def run(self, task: TaskId, hours: float) -> None:
-        """So long it ran; then it ends."""
+        """The task ran for this time; then it ends."""
         self.world.now += hours * HOUR_S
         self.had_h[self.world.task(task).owner] += hours
         self.world.end(task)

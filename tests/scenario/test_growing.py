@@ -1,4 +1,4 @@
-"""Tasks that need far more than they said, under limits: how many attempts they take, and that nobody else pays.
+"""Tasks that need far more than they said, under limits: the number of attempts, and that no other task fails.
 
 A played task grows block by block, as a framework's allocator does: it tells no more than the block that was refused.
 """
@@ -103,7 +103,7 @@ def test_beside_a_neighbour_that_keeps_what_it_booked() -> None:
     assert world.task(task).attempts[1].placement.booking.cap_mib == 40 * GIB - 12 * GIB - 512
 
 
-def test_what_it_holds_counts_as_booked_so_that_nobody_is_sent_into_it() -> None:
+def test_memory_above_the_booking_counts_as_booked_so_that_no_task_is_placed_there() -> None:
     world = World(1, rules=OPEN)
     task = world.submit(4 * GIB)
     grow(world, task, 23 * GIB)

@@ -1,4 +1,4 @@
-"""Random histories through the one door: no invariant breaks, nothing is lost, a replay gives the same state.
+"""Random histories through `machine.step`: no invariant breaks, nothing is lost, a replay gives the same state.
 
 Each example is up to 100 steps; 250 examples make well over 10,000, derandomised so that a red run can be
 had again. `validate` runs after every event (tests/builders.py).
@@ -167,7 +167,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.savers())
     @rule(seconds=st.integers(3, 9), leaves=st.booleans())
     def urgent(self, seconds: int, leaves: bool) -> None:
-        """A task that goes before all others and fills a GPU: with preemption, somebody may be asked to leave."""
+        """A task that goes before all others and fills a GPU: with preemption, another task may be asked to save."""
         number = TaskId(max(self.submitted, default=0) + 1)
         self.submitted.add(number)
         spec = TaskSpec(command=("x",), directory="/", gpu_memory_mib=40_000, priority=9)

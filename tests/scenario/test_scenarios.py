@@ -1,6 +1,6 @@
 """Whole stories through the core, keyed by the sentence that each proves.
 
-A scenario is a list of short lines: what arrives, what time does, and where everybody is afterwards. One line a step:
+A scenario is a list of short lines: events, passing time, and the place of each task afterwards. One line a step:
 `submit A 12000 [gpus=2] [exclusive] [limit=60] [priority=1] [after=B] [est] [saves]`, `wait 30`, `end A [ok|fail|oom]`,
 `holds A 9000`, `cancel A`, `preempt A`, `drain 0`, `resume 0`, `busy 0 0.9 0.1 0.1`, `blind 0`, `foreign 0 5000`, and
 what must hold then: `A on 0,1`, `A waits CODE`, `A ended KIND`. After each line all that is due happens; what was
@@ -77,7 +77,7 @@ SCENARIOS: dict[str, str] = {
         wait 40
         B on 0
     """,
-    "a GPU whose metrics vanish takes nobody, and takes somebody when they are back": """
+    "a GPU whose metrics are missing takes no task until they return": """
         1 gpu
         submit A 10000
         wait 30
@@ -164,7 +164,7 @@ SCENARIOS: dict[str, str] = {
         end B fail
         C ended cancelled
     """,
-    "a drained GPU empties and takes nobody until it is resumed": """
+    "a drained GPU takes no task until it is resumed": """
         1 gpu
         submit A 5000
         wait 25
@@ -188,7 +188,7 @@ SCENARIOS: dict[str, str] = {
         wait 40
         B on 0
     """,
-    "a growing task takes its room from newcomers, not from neighbours": """
+    "a growing task takes its memory from later tasks, not from neighbours": """
         1 gpu
         submit A 10000
         holds A 25000
@@ -361,7 +361,7 @@ def test_scenario(sentence: str) -> None:
 
 
 @pytest.mark.parametrize("sentence", SCENARIOS)
-def test_the_same_story_told_twice_gives_the_same_log(sentence: str) -> None:
+def test_the_same_scenario_gives_the_same_log_twice(sentence: str) -> None:
     assert play(SCENARIOS[sentence]).log == play(SCENARIOS[sentence]).log
 
 

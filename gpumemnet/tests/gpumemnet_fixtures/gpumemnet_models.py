@@ -175,7 +175,7 @@ def _summing() -> onnx.GraphProto:
 
 
 def _counted(where: str, kind: str, mib: str) -> list[onnx.NodeProto]:
-    """So many MiB for each layer that has this kind at that place of its three."""
+    """A model with this number of MiB for each layer that has this kind at that place of its three."""
     from onnx import TensorProto, helper
 
     return [

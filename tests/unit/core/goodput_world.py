@@ -22,7 +22,7 @@ HEAVY = Demand(0.95, 0.5, 0.6, 1.0, 0.9)
 
 
 def goes(rate: float) -> Demand:
-    """One that goes at that rate beside anybody, with `by_hand`."""
+    """A task that runs at that rate with any neighbour, for `by_hand`."""
     return Demand(rate, 0.1, 0.1)
 
 

@@ -1,4 +1,4 @@
-"""A booking shrinks to what the first steps have shown, once, and only where nobody is the worse for it."""
+"""A booking shrinks once, to the memory that the first steps have shown, and only if no task is harmed."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_a_foreign_process_is_judged_by_the_gate_too() -> None:
 
 
 def test_an_empty_process_list_does_not_make_a_used_gpu_idle() -> None:
-    """Problem 11: in a container the list may be empty while somebody holds 30 GB."""
+    """Problem 11: in a container the process list may be empty while a process holds 30 GB."""
     world = World(1)
     world.now += 1
     hidden = GpuSample(gpu=G0, at=world.now, memory_used_mib=30_000, activity=Activity(sm_active=0.9), processes=())
@@ -188,7 +188,7 @@ def test_stale_samples_open_nothing_until_a_fresh_one_comes() -> None:
     assert world.placed(task)
 
 
-def test_a_process_whose_memory_is_not_told_is_not_a_process_with_none() -> None:
+def test_a_process_with_unknown_memory_is_not_a_process_without_memory() -> None:
     world = World(1, rules=Rules(gate=Gate(enabled=False), warmup=WarmUp(settle_s=2.0)))
     task = world.submit(10_000)
     world.settle()
@@ -201,7 +201,7 @@ def test_a_process_whose_memory_is_not_told_is_not_a_process_with_none() -> None
     found = world.view(0).holders[0]
     assert (found.observed_mib, found.peak_mib, found.growth_mib) == (None, None, 10_000)
     assert found.warming is None, "it is on the GPU, so it counts as active"
-    assert world.view(0).foreign_mib == 0, "what it may hold is not somebody else's"
+    assert world.view(0).foreign_mib == 0, "memory that the task may hold does not count as foreign"
 
 
 def test_a_late_sample_changes_nothing() -> None:

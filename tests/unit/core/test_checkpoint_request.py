@@ -1,4 +1,4 @@
-"""Asking a running task to save and leave: what follows in each case, and that nobody is stopped by it."""
+"""Requests to a running task to save a checkpoint: the consequences in each case; no request stops a task."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def running_after_start(world: World, task: TaskId) -> Running:
     return running(world, task)
 
 
-def test_its_place_in_the_line_is_that_of_its_submission() -> None:
+def test_its_place_in_the_queue_is_that_of_its_submission() -> None:
     world = World(1)
     first = world.run(30_000, checkpoint=SAVES)
     second = world.submit(30_000)

@@ -37,7 +37,7 @@ def used(world: World, owner: Owner) -> tuple[float, float]:
 
 
 def hold(world: World, owner: Owner, hours: float, mib: int = 40_960) -> None:
-    """One task of that user, so long."""
+    """One task of that user, for this time."""
     task = world.submit(mib, owner=owner)
     world.settle()
     world.start(task, mib=100)
@@ -68,7 +68,7 @@ def test_one_that_is_alone_on_its_gpus_holds_all_of_them() -> None:
     assert made.state.accounts.held(ALICE.uid).tasks == 0
 
 
-def test_what_was_used_a_half_life_ago_counts_half_whoever_looks_in_between() -> None:
+def test_usage_of_a_half_life_ago_counts_half_however_often_it_is_read() -> None:
     quiet, busy = world(half_life_s=DAY_S), world(half_life_s=DAY_S)
     for made in (quiet, busy):
         hold(made, ALICE, 1.0)
@@ -113,7 +113,7 @@ def test_what_a_task_holds_is_counted_on_the_gpus_as_they_are_when_more_is_known
     assert made.state.accounts.held(ALICE.uid).cards == CARD // 4
 
 
-def test_sm_activity_counts_when_the_log_is_told_of_it() -> None:
+def test_sm_activity_counts_when_the_attempt_has_ended() -> None:
     made = world(half_life_s=1e12)
     made.activity[GpuId("GPU-0")] = (0.5, 0.1, 0.1)
     task = made.submit(1_000)
@@ -247,7 +247,7 @@ def test_what_cannot_have_its_turn_costs_its_user_nothing() -> None:
     assert [task for task in line(made) if task not in waits] == [a, b]
 
 
-def test_one_that_is_not_in_the_line_yet_is_told_its_place() -> None:
+def test_the_place_of_a_task_that_is_not_in_the_queue_yet_is_known() -> None:
     made = World(1, rules=msgspec.structs.replace(fair(), queue=QueueRules(backfill_depth=0)), policy=exclusive.POLICY)
     for _ in range(4):
         made.submit(40_000)

@@ -1,4 +1,4 @@
-"""goodput's arithmetic, by hand: how long each takes in all, who is refused company and why, who goes first."""
+"""goodput's arithmetic, by hand: total run times, refusals of sharing with their reasons, and the order of tasks."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_cap_is_on_the_whole_run_of_each() -> None:
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_a_refusal_names_the_newcomer_and_the_worst_of_the_others() -> None:
+def test_a_refusal_names_the_new_task_and_the_slowest_neighbour() -> None:
     told = sentence(bound(1.2), ask(goes(0.8)), holder(goes(0.9), task=3), holder(goes(0.5), task=4))
     assert "beside tasks 3, 4 it would take 1.25 times as long as alone" in told
     assert "task 4 1.6" in told
@@ -139,7 +139,7 @@ def test_a_gain_that_is_too_small_is_not_worth_it() -> None:
     assert "less would be done in all" in sentence(bound(cap), ask(goes(0.4)), holder(goes(0.5)))
 
 
-def test_nobody_is_refused_an_idle_gpu() -> None:
+def test_no_task_is_refused_an_idle_gpu() -> None:
     assert bound(1.0).refusal(ask(None, None), ()) is None
     (ranked,) = bound(1.0).rank(ask(None, None), [GpuView(gpu=gpu(0))], None)
     assert [part.value for part in ranked.parts] == [1.0, 1.0, 1.0]
@@ -155,7 +155,7 @@ def test_progress_that_is_clearly_less_than_predicted_is_counted_on_for_nobody()
 
 
 # -- the model ------------------------------------------------------------------------------------------------------
-def test_one_of_whom_nothing_is_known_is_judged_as_a_demanding_one() -> None:
+def test_a_task_of_unknown_demand_counts_as_a_demanding_one() -> None:
     known, unknown = forecast(ask(LIGHT), [holder(LIGHT)], MPS), forecast(ask(None), [holder(LIGHT)], MPS)
     assert unknown.worst > known.worst
     assert unknown.gain < known.gain
@@ -245,7 +245,7 @@ def test_the_newest_is_wanted_elsewhere_where_less_progress_is_seen_than_the_cap
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_nobody_is_wanted_elsewhere_who_does_as_predicted_or_well_enough() -> None:
+def test_a_task_that_runs_as_predicted_or_well_enough_is_not_moved() -> None:
     moves = bound(1.5).moves
     assert moves is not None
     assert moves([shared(holder(goes(0.8), None, rate=0.8), holder(goes(0.8), None, task=8, rate=0.8))]) == []

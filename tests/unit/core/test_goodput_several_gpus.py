@@ -37,7 +37,7 @@ def test_who_shares_another_gpu_with_a_wide_task_is_held_up_with_it() -> None:
     assert found.slowdowns[1] > slowdowns(before.members, [1.0, light], "mps", before.groups)[1]
 
 
-def test_a_newcomer_is_kept_off_where_somebody_on_another_gpu_would_pay_for_it() -> None:
+def test_a_task_is_refused_where_it_would_slow_a_task_on_another_gpu_too_much() -> None:
     """The third one can bear the wide task for as long as that stays by itself, and no longer."""
     third = holder(Demand(0.2, 0.1, 0.1, 0.5, 0.2), 100.0, task=8, done_s=20.0, ran_s=28.0)
     wide = replace(

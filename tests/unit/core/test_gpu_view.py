@@ -1,4 +1,4 @@
-"""A task's other GPUs, and who shares them, are for policies that look at company. Others are spared the work."""
+"""A task's other GPUs and their neighbours are collected only for policies that use them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from carma.testing.builders import World
 
 
 @pytest.mark.parametrize(("policy", "others"), [("goodput", 1), ("magm", 0)])
-def test_a_tasks_other_gpus_are_told_to_policies_that_look_at_company(policy: str, others: int) -> None:
+def test_policies_that_use_neighbours_get_the_other_gpus_of_a_task(policy: str, others: int) -> None:
     world = World(2, policy=load_policy(policy))
     world.run(5_000, gpus=2)
     for view in views(world.state, world.now):

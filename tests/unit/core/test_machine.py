@@ -1,4 +1,4 @@
-"""The one door: statuses and their changes, late and repeated events, changes, GPUs that come and go, replay."""
+"""`machine.step`: statuses and their changes, late and repeated events, changes, GPUs that come and go, replay."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_news_of_an_earlier_attempt_does_not_touch_the_newer_one(event: Durable)
     assert world.task(task) == before
 
 
-def test_an_end_that_is_told_twice_frees_the_gpu_once() -> None:
+def test_an_end_that_is_reported_twice_frees_the_gpu_once() -> None:
     world = World(1)
     one, two = world.run(1_000), world.run(1_000)
     key = world.state.active[one]
@@ -183,7 +183,7 @@ def test_time_never_goes_back() -> None:
 
 
 # -- changes ----------------------------------------------------------------------------------------------------------
-def test_a_new_memory_figure_is_estimated_anew_and_replaces_what_recovery_learnt() -> None:
+def test_a_changed_memory_is_estimated_again_and_replaces_the_booking_of_recovery() -> None:
     world = World(1)
     task = world.run(1_000)
     world.oom(task)
@@ -242,7 +242,7 @@ def test_a_task_ends_with_its_last_attempt_however_late_that_is_noticed() -> Non
 ENDING = Rules(queue=QueueRules(misfits="end"))
 
 
-def test_tasks_that_no_longer_fit_wait_for_their_gpus_and_hold_up_nobody() -> None:
+def test_tasks_that_no_longer_fit_wait_for_their_gpus_and_delay_no_other_task() -> None:
     world = World(2)
     gang = world.submit(1_000, gpus=2, priority=5)
     large = world.submit(39_000, held=True, priority=5)
@@ -312,7 +312,7 @@ def test_what_is_asked_for_by_hand_is_held_against_the_gpus_again(when: str) -> 
     assert told.reason == "it asks for 58.6 GiB of GPU memory; the largest GPU here is GPU 0 with 40.0 GiB"
 
 
-def test_no_gpus_for_a_moment_ends_nobody() -> None:
+def test_a_moment_without_gpus_ends_no_task() -> None:
     world = World(2)
     task = world.submit(30_000, gpus=2)
     world.emit(GpusFound(world.now, ()))
@@ -383,7 +383,7 @@ def test_an_oom_of_the_host_has_no_blame() -> None:
     assert isinstance(world.task(task).status, Finished)
 
 
-def test_a_gpu_id_that_nobody_knows_is_passed_over() -> None:
+def test_an_unknown_gpu_id_is_ignored() -> None:
     world = World(1)
     assert GpuId("GPU-7") not in world.state.live
     world.emit(GpusFound(world.now, (gpu(0),)))

@@ -40,7 +40,7 @@ def test_alone_it_shows_its_demand_itself_once_it_was_calm_and_seen_for_long_eno
     task = begin(made)
     made.activity[GPU0] = (0.6, 0.3, 0.2)
     made.wait(CALM_S + BELIEVED_S - 2.0)
-    assert believed(made, task) is None, "nobody has told, and too little was seen"
+    assert believed(made, task) is None, "no estimate exists, and too few samples"
     made.wait(5.0)
     found = believed(made, task)
     assert found is not None
@@ -85,7 +85,7 @@ def test_a_gpu_that_a_task_on_several_gpus_leaves_idle_has_no_demand() -> None:
     assert belief(made.task(task), seen_of(made, task, GPU0)) == FULL
     idle = belief(made.task(task), seen_of(made, task, GPU1))
     assert idle == NO_DEMAND
-    assert progress_rates([idle, FULL]) == (1.0, 1.0), "whoever comes there and it do not hold each other up"
+    assert progress_rates([idle, FULL]) == (1.0, 1.0), "a task without demand and another task do not slow each other"
 
 
 @pytest.mark.parametrize(("part", "believed_idle"), [(0.24, True), (0.26, False)])

@@ -44,7 +44,7 @@ def test_on_several_gpus_the_least_room_counts() -> None:
     assert cap(world, world.submit(None, gpus=2)) == 20_000
 
 
-def test_a_task_that_is_alone_and_a_server_without_caps_hold_nobody() -> None:
+def test_a_task_alone_on_its_gpu_and_a_server_without_caps_set_no_limit() -> None:
     world = World(1, rules=OPEN)
     assert cap(world, world.submit(5_000, exclusive=True)) is None
     free = World(1, rules=replace(OPEN, sharing=Sharing(caps=False)))

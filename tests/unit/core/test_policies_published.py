@@ -103,7 +103,7 @@ def test_horus_takes_an_idle_gpu_before_a_shared_one_and_a_gang_gets_distinct_on
     assert fresh.gpus_of(submit(fresh, busy(0.4), gpus=2)) == (1, 2)
 
 
-def test_under_horus_a_task_over_every_budget_waits_and_is_told_so() -> None:
+def test_under_horus_a_task_over_every_budget_waits_with_that_reason() -> None:
     world = running(horus.POLICY, busy(0.9), busy(0.8))
     task = submit(world, busy(0.5))
     assert not world.placed(task)
@@ -220,7 +220,7 @@ def test_lucid_shares_the_least_score_first_and_the_least_booked_memory_next() -
     assert even.gpus_of(submit(even, busy(0.9))) == (1,)
 
 
-def test_under_lucid_a_jumbo_waits_for_a_gpu_and_is_told_so() -> None:
+def test_under_lucid_a_jumbo_task_waits_for_a_gpu_with_that_reason() -> None:
     world = running(lucid.POLICY, busy(0.9))
     task = submit(world, busy(0.8))
     assert not world.placed(task)

@@ -1,4 +1,4 @@
-"""Whom CARMA asks to save and leave by itself: for the first in line, and for a policy that wants a task elsewhere."""
+"""Tasks that CARMA itself asks to save: for the first task in the queue, and for a policy that moves a task."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def asked(events: Sequence[Durable]) -> list[TaskId]:
     return [event.task for event in events if isinstance(event, PreemptionRequested)]
 
 
-def test_the_first_in_line_gets_the_place_of_a_task_of_lower_priority() -> None:
+def test_the_first_task_in_the_queue_gets_the_gpu_of_a_task_of_lower_priority() -> None:
     world = world_of()
     low = run(world, 30_000)
     later(world, 200)
@@ -68,7 +68,7 @@ def test_the_first_in_line_gets_the_place_of_a_task_of_lower_priority() -> None:
     assert world.placed(low), "and then it goes on"
 
 
-def test_whoever_reads_why_it_waits_is_told_who_was_asked() -> None:
+def test_the_reason_of_a_waiting_task_names_the_task_that_was_asked_to_save() -> None:
     world = world_of()
     low = run(world, 30_000)
     later(world, 200)
@@ -94,7 +94,7 @@ def test_whoever_reads_why_it_waits_is_told_who_was_asked() -> None:
         "is being stopped",
     ],
 )
-def test_nobody_is_asked(why_not: str) -> None:
+def test_no_task_is_asked_to_save(why_not: str) -> None:
     world = world_of(rules=Rules() if why_not == "off" else ON)
     low = run(
         world,
@@ -227,7 +227,7 @@ def test_who_does_not_leave_does_not_keep_the_others_from_being_asked() -> None:
     assert world.placed(high)
 
 
-def test_only_the_first_in_line_has_others_asked() -> None:
+def test_only_the_first_task_in_the_queue_preempts_others() -> None:
     world = world_of()
     run(world, 30_000)
     later(world, 200)
@@ -276,7 +276,7 @@ def test_a_policy_cannot_go_beyond_the_settings(rules: Rules) -> None:
     assert isinstance(world.task(task).status, Running)
 
 
-def test_a_policy_that_fails_moves_nobody() -> None:
+def test_a_policy_that_fails_moves_no_task() -> None:
     def broken(_views: Sequence[GpuView]) -> Sequence[Move]:
         raise ZeroDivisionError
 

@@ -59,7 +59,7 @@ def test_a_checkpoint_goes_through_json_and_gives_the_same_state() -> None:
     assert checkpoint(again, 41) == (saved, ())
 
 
-def test_a_finished_task_leaves_unless_somebody_waits_for_it() -> None:
+def test_a_finished_task_leaves_the_state_unless_a_task_waits_for_it() -> None:
     world = busy()
     _, leaving = checkpoint(world.state, 1)
     assert [task.id for task in leaving] == [1]

@@ -1,4 +1,4 @@
-"""A policy lets some go before their turn: what is listed and told goes by the same order, and nobody waits on."""
+"""A policy moves some tasks ahead: lists and notes use the same order, and no task waits without end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_line_is_listed_in_the_order_in_which_turns_come() -> None:
     assert line(full()) == [LONG, OLDEST, NEWEST]
 
 
-def test_who_goes_before_whom_is_told_to_both_and_to_nobody_else() -> None:
+def test_only_the_two_tasks_concerned_get_a_note_about_overtaking() -> None:
     world = full()
     told = waiting(world.state, world.now)
     assert "policy longest lets it go first" in told[LONG].sentence
@@ -62,13 +62,13 @@ def test_it_does_go_first() -> None:
     assert [world.placed(task) for task in (OLDEST, LONG, NEWEST)] == [False, True, False]
 
 
-def test_nobody_is_passed_more_often_than_the_settings_allow() -> None:
+def test_no_task_is_overtaken_more_often_than_the_settings_allow() -> None:
     world = full(overtakes=0)
     assert line(world) == [OLDEST, LONG, NEWEST]
     assert "lets" not in waiting(world.state, world.now)[OLDEST].sentence
 
 
-def test_one_whose_turn_it_is_anyway_is_told_nothing() -> None:
+def test_a_task_whose_turn_it_is_anyway_gets_no_note() -> None:
     world = full()
     world.stop(OLDEST)
     world.settle()

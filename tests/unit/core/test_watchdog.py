@@ -37,7 +37,7 @@ def holds(world: World, task: TaskId, mib: int) -> None:
 
 
 def stopped(world: World) -> list[TaskId]:
-    """Whom the watchdog stops after the next look."""
+    """The attempts that the watchdog stops after the next sample."""
     world.now += 0.2
     world.sample_memory()
     return [event.task for event in world.settle() if isinstance(event, StopRequested)]
@@ -243,7 +243,7 @@ def test_gpus_are_watched_while_no_limit_holds_their_tasks() -> None:
         guarded(world, task, limit, watchdog)
     assert len(to_watch(world.state)) == 1
     guarded(world, tuple(world.state.active)[-1], watchdog)
-    assert len(to_watch(world.state)) == 1, "the watchdog is nothing to rely on without somebody who looks"
+    assert len(to_watch(world.state)) == 1, "the watchdog cannot be relied on without samples"
 
 
 def test_memory_samples_are_rare_without_tasks_to_watch() -> None:

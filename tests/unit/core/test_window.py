@@ -64,7 +64,7 @@ def test_a_sample_that_is_not_newer_is_ignored() -> None:
     assert found.newest.activity.sm_active == 0.2
 
 
-def test_samples_before_the_newcomer_do_not_count() -> None:
+def test_samples_before_the_last_start_do_not_count() -> None:
     found = window(0.9, 0.9, 0.1, 0.1)
     assert found.gauges(1_001.0)["sm_active"].mean == pytest.approx(0.1)
     assert found.count_since(1_001.0) == 2

@@ -1,4 +1,4 @@
-"""Estimates in the daemon: quick sources wait for nobody, slow ones have a few places, and what is called off ends."""
+"""Estimates in the daemon: quick sources never wait, slow ones have a few slots, and cancelled estimates end."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ def test_the_report_names_a_gpu_whose_idle_power_is_assumed(tmp_path: Path) -> N
     go(work)
 
 
-def test_one_that_had_settled_is_no_newcomer_after_a_restart(tmp_path: Path) -> None:
+def test_a_task_that_had_settled_does_not_warm_up_again_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "carma.db"
 
     async def work() -> None:
@@ -284,7 +284,7 @@ def test_one_that_had_settled_is_no_newcomer_after_a_restart(tmp_path: Path) -> 
 
 
 class Slow(MemoryStore):
-    """A disk that answers when it is told to."""
+    """A disk that answers when the test says so."""
 
     def __init__(self) -> None:
         super().__init__()

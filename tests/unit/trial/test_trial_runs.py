@@ -122,7 +122,7 @@ def test_the_environment_that_a_script_finds(bench: Bench) -> None:
     assert (gpu["name"], gpu["capability"], gpu["count"]) == ("NVIDIA H200", [9, 0], 1)
 
 
-def test_the_place_in_an_array_is_told(bench: Bench) -> None:
+def test_the_index_in_an_array_is_in_the_trial_environment(bench: Bench) -> None:
     request = bench.request("")
     spec = msgspec.structs.replace(request.spec, array=ArrayPlace(TaskId(5), 7))
     found = trial_environment(msgspec.structs.replace(request, spec=spec), 3)
@@ -189,7 +189,7 @@ def test_those_who_ask_at_the_same_time_share_one_run(bench: Bench) -> None:
     assert found[0] == found[1] == found[2]
 
 
-def test_the_model_is_described_or_its_absence_told(bench: Bench) -> None:
+def test_the_model_or_the_reason_for_its_absence_is_reported(bench: Bench) -> None:
     described = bench.runs.describe(bench.request("report('steps', described={'layers': [], 'batch': 4})"))
     assert not isinstance(described, NoEstimate)
     assert described.batch == 4
