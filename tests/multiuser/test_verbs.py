@@ -215,8 +215,7 @@ def test_an_administrators_terminal_gets_no_control_characters_of_a_task(daemon:
     """Command, directory, comment, output path, cancel reason and last line may hold them; what is printed must not."""
     evil = f"\x1b[31mred\x1b]0;title\x07\x9b{secrets.token_hex(4)}"
     folder = alice.folder(f"evil-{evil}")
-    place = folder / evil
-    place.mkdir()
+    place = alice.folder(f"evil-{evil}/{evil}")
     spoken = shell(alice, daemon, f"printf '{evil}\\n' >&2; exit 3", directory=str(folder), comment=evil)
     unwritten = submit(alice, daemon, "true", directory=str(folder), output=f"{place}/out", held=True)
     place.rmdir()
