@@ -118,10 +118,10 @@ def test_an_input_for_a_table_without_one_is_used(text: str) -> None:
 def test_an_input_that_is_not_the_tables() -> None:
     assert read_text(WHOLE, sample=(32, 256)).remarks == ()
     (remark,) = read_text(WHOLE, sample=(64, 256)).remarks
-    assert "--input 64x256 is not what the table was made with, an input of 0.26 MB" in remark
+    assert "--input 64x256 differs from the input of the table, which has 0.26 MB" in remark
     assert read_text(COLUMNS, sample=(3, 32, 32)) == read_text(COLUMNS)
     (remark,) = read_text(COLUMNS, sample=(3, 64, 64)).remarks
-    assert "an input of 3x32x32, and that counts: --input 3x64x64 does not" in remark
+    assert "an input of 3x32x32, which is used; --input 3x64x64 is ignored" in remark
     assert read_text(COLUMNS, sample=(3, 64, 64)).described == read_text(COLUMNS).described
 
 

@@ -144,7 +144,7 @@ def test_an_input_with_known_shapes_is_a_remark() -> None:
         assert read_text(FUNCTIONAL_3, sample=same) == read_text(FUNCTIONAL_3)
     other = read_text(FUNCTIONAL_3, sample=(3, 64, 64))
     assert other.described == read_text(FUNCTIONAL_3).described
-    assert any("an input of 3x32x32, and that counts: --input 3x64x64" in remark for remark in other.remarks)
+    assert any("an input of 3x32x32, which is used; --input 3x64x64" in remark for remark in other.remarks)
     untold = read_text(SEQUENTIAL_2, batch=4, sample=(1, 28, 28))
     assert (untold.described.input, untold.remarks) == ((4, 1, 28, 28), (IN_TORCH,))
 

@@ -117,7 +117,7 @@ def test_words_shared_weights_and_a_bias_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("length", "sample", "told"),
     [
-        ("length", (), "size 'length' of the input 'ids' is not told"),
+        ("length", (), "size 'length' of the input 'ids' is unknown"),
         ("length", (7, 7), "has 1 sizes besides the batch"),
         (9, (7,), "exported with 9"),
     ],

@@ -40,7 +40,7 @@ def test_goodputs_page_says_how_far_its_cap_was_kept() -> None:
     page = " ".join((paper_tables.ROOT / "docs" / "goodput.md").read_text(encoding="utf-8").split())
     numbers = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five"}
     if not above:
-        assert f"nobody came out above {rows[0]['cap']:g} in {len(rows)}" in page
+        assert f"no task came out above {rows[0]['cap']:g} in {len(rows)}" in page
         return
-    assert f"somebody still came out above {rows[0]['cap']:g} in {numbers[len(above)]} of {len(rows)}" in page
+    assert f"a task still came out above {rows[0]['cap']:g} in {numbers[len(above)]} of {len(rows)}" in page
     assert f"at {max(above):.2f} at most" in page

@@ -85,7 +85,7 @@ def _beside(path: Path) -> tuple[BinaryIO, Path]:
 
 
 def _remove_left(path: Path) -> None:
-    """Removes what killed writers of this file left beside it: files that no process has locked."""
+    """Removes temporary files next to this file that killed writers have left: those that no process has locked."""
     left = re.compile(re.escape(path.name) + r"\.[0-9a-f]{8}" + re.escape(PART))
     with suppress(OSError):  # not worth a failure
         for name in filter(left.fullmatch, os.listdir(path.parent)):

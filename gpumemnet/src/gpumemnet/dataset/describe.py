@@ -128,8 +128,8 @@ def _kinds(table: Table) -> dict[str, float]:
 
 
 def _measured_on(table: Table) -> tuple[dict[str, str], ...]:
-    told = [{name: str(head[name]) for name in _HEAD_FIELDS if head.get(name)} for head in table.heads]
-    return tuple({repr(one): one for one in told if one}.values())
+    environments = [{name: str(head[name]) for name in _HEAD_FIELDS if head.get(name)} for head in table.heads]
+    return tuple({repr(one): one for one in environments if one}.values())
 
 
 def text(families: Sequence[Family]) -> str:
@@ -147,8 +147,8 @@ def _text(one: Family) -> str:
         lines.append(f"  {each.name:22}{figures}  {each.unit}".rstrip())
     for width, counts in one.classes.items():
         rest = sum(counts[MOST_COUNTS:])
-        told = " ".join(f"{count:,}" for count in counts[:MOST_COUNTS])
-        lines.append(f"  classes of {width}: {told}" + (f", and {rest:,} above" if rest else ""))
+        shown = " ".join(f"{count:,}" for count in counts[:MOST_COUNTS])
+        lines.append(f"  classes of {width}: {shown}" + (f", and {rest:,} above" if rest else ""))
     for name, shares in (*one.shares.items(), ("models that have", one.kinds)):
         lines.append(f"  {name}: " + ", ".join(f"{word} {100 * share:.0f} %" for word, share in shares.items()))
     return "\n".join(lines)

@@ -15,7 +15,7 @@ from carma.errors import NoGpus, Refused, Usage
 
 INSIDE = Path(carma.trial.__file__).parent / "inside"  # CARMA's own modules that run in that interpreter
 LIMIT_S = 300.0  # importing torch from a slow disk
-_HINT = "--python names one that has torch."
+_HINT = "--python selects an interpreter that has torch."
 _ASK = """
 import json, torch
 print(json.dumps({"torch": torch.__version__, "gpu": torch.cuda.is_available()}))

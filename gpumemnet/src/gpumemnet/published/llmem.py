@@ -45,7 +45,7 @@ def _refusal(described: Described, gpus: int) -> str | None:
             "it is for decoder-only models of Hugging Face transformers, and nothing here names one (no summary does)"
         )
     if kind not in DECODERS:
-        return f"it is for decoder-only language models; a model of type {kind} is not one that it knows"
+        return f"it supports decoder-only language models; the model type {kind} is unknown to it"
     if gpus > 1:
         return "its formulas for several GPUs hold for Colossal-AI's own set-ups only"
     if not _tokens(described):

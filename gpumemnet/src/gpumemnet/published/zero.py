@@ -45,7 +45,7 @@ print("\\ncarma-answer:%d" % needs(parameters, largest, gpus, 1, cpu_offload=Fal
 def _zero(stage: Literal[2, 3], trials: Trials, request: EstimateRequest) -> Found:
     if importlib.util.find_spec("deepspeed") is None:
         install = f"install it with: {sys.executable} -m pip install deepspeed"
-        return f"DeepSpeed is not installed beside CARMA; {install}"
+        return f"DeepSpeed is not installed in CARMA's environment; {install}"
     described = trials.describe(request)
     if isinstance(described, NoEstimate):
         return described
@@ -63,8 +63,8 @@ def _ask_library(stage: Literal[2, 3], described: Described, gpus: int) -> int |
         return f"DeepSpeed could not be imported within {IMPORT_LIMIT_S:g} s"
     answers = [line.removeprefix(_MARK) for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if done.returncode != 0 or not answers:
-        told = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        return f"DeepSpeed cannot be used: {told[-1]}"
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return f"DeepSpeed cannot be used: {lines[-1]}"
     return msgspec.convert(answers[-1], int, strict=False)
 
 

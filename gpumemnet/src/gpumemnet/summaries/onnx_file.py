@@ -139,7 +139,7 @@ def _set_sizes(inputs: list[Any], batch: int, sample: Shape) -> tuple[Shape, dic
             if not dim.dim_value:
                 size = names.get(dim.dim_param or f"?{place}", batch if place == 0 else 0)
                 if not size:
-                    raise _untold(value, dim, place)
+                    raise _unknown_size(value, dim, place)
                 names.setdefault(dim.dim_param or f"?{place}", size)
                 dim.dim_value = size
     return tuple(dim.dim_value for dim in first), names
@@ -149,9 +149,9 @@ def _misfit(sample: Shape, value: Any, why: str) -> Usage:
     return Usage(f"--input {show(sample)} does not fit: the input {value.name!r} {why}", _HINT)
 
 
-def _untold(value: Any, dim: Any, place: int) -> Usage:
+def _unknown_size(value: Any, dim: Any, place: int) -> Usage:
     name = f"size {dim.dim_param!r}" if dim.dim_param else f"size {place}"
     return Usage(
-        f"the {name} of the input {value.name!r} is not told",
-        "Say it with --input, the shape of one sample: --input 128, --input 3x224x224.",
+        f"the {name} of the input {value.name!r} is unknown",
+        "Give the shape of one sample: --input 128, --input 3x224x224.",
     )

@@ -68,18 +68,20 @@ def check_total(counted: int, total: int | None, header: int, line: str) -> tupl
     return (f"the rows of the table have {counted:,} parameters, its total says {total:,}: {why}, or it was changed",)
 
 
-def input_of(told: Shape, sample: Shape, batch: int, input_mb: float | None) -> tuple[Shape, tuple[str, ...]]:
-    """The input with its batch, and a remark about --input (`sample`) if a table has outputs already. `told` is the
-    table's own input; the batch is that of the table."""
+def input_of(printed: Shape, sample: Shape, batch: int, input_mb: float | None) -> tuple[Shape, tuple[str, ...]]:
+    """The input with its batch, and a remark if --input (`sample`) contradicts the table. `printed` is the input in the
+    table; the batch is that of the table."""
     if not sample:
-        return told, ()
-    if told and told[1:] != sample:
-        counts = f"the table is that of an input of {show(told[1:])}, and that counts: --input {show(sample)} does not"
-        return told, (counts,)
-    if not told and input_mb and not _fits(sample, batch, input_mb):
-        said = f"--input {show(sample)} is not what the table was made with, an input of {input_mb:.2f} MB"
-        return (batch, *sample), (f"{said}; the outputs that count are the table's",)
-    return told or (batch, *sample), ()
+        return printed, ()
+    if printed and printed[1:] != sample:
+        counts = (
+            f"the table was made with an input of {show(printed[1:])}, which is used; --input {show(sample)} is ignored"
+        )
+        return printed, (counts,)
+    if not printed and input_mb and not _fits(sample, batch, input_mb):
+        said = f"--input {show(sample)} differs from the input of the table, which has {input_mb:.2f} MB"
+        return (batch, *sample), (f"{said}; the outputs of the table are used",)
+    return printed or (batch, *sample), ()
 
 
 def _fits(sample: Shape, batch: int, input_mb: float) -> bool:

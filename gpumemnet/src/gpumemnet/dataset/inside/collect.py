@@ -3,7 +3,7 @@
 Run by an interpreter that has torch and perhaps no CARMA; the directory `carma/trial/inside` must be on its module
 path, as `carma dataset collect` sees to. torch is imported once, then each config runs in a fork. Rows are appended to
 OUT/rows.jsonl as they come; when run again, it continues with the missing ones. The order is shuffled, so that a run
-that stops early leaves a fair sample. A run that was short of memory beside others is repeated alone.
+that stops early leaves a fair sample. A run that ran short of memory while others ran is repeated alone.
 """
 
 from __future__ import annotations

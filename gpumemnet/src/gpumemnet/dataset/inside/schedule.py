@@ -1,4 +1,4 @@
-"""The order of the runs: which run starts beside others, which waits, which is run alone, and when it ends."""
+"""The order of the runs: which run starts while others run, which waits, which runs alone, and when each ends."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ LIGHT = ("resnet18-cifar-b32", "mlp-512x4-b256", "encoder-256x4-b32")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """`percent`: MPS thread percentages that heavy tasks are held to beside light ones; each needs about a minute."""
+    """`percent`: MPS thread percentages of the heavy tasks that share with light ones; each takes about a minute."""
 
     mechanism: str = "mps"  # or timeslice
     pairs: int = 70
@@ -147,7 +147,7 @@ class InterferenceStudy(Study):
         return {worker.name: worker for worker in started}
 
     def _affordable(self, alone: int) -> int:
-        """How many groups the limit leaves room for, beside the tasks alone twice more and the percentages."""
+        """Number of groups that fit into the time limit, with two more runs of each task alone and the percentages."""
         rest = 2 * alone + _guarded_count(self._options)
         left_s = self._options.limit_s - self._elapsed_s - START_S * len(self._options.percent)
         cost_s = self._span.warm_s + self._span.measure_s + TAIL_S + 0.05
@@ -182,12 +182,12 @@ class InterferenceStudy(Study):
         self.write()
 
     def _drop_dead(self, members: Sequence[Worker], death: WorkerDied) -> None:
-        """The group's row is lost; the tasks that still live go on in others."""
+        """The row of the group is lost; tasks whose workers still run are measured in other groups."""
         self._tell(f"left out from {self._elapsed_s:.0f} s on: {death}")
         self._dead |= {worker for worker in members if not worker.lives}
 
     def _percentages(self, workers: dict[str, Worker], environment: dict[str, str]) -> None:
-        """One percentage after the other: workers for all of them at once would not fit beside the rest."""
+        """Measures one percentage after the other, because workers for all of them at once would not fit."""
         if not self._options.percent:
             return
         light = [workers[name] for name in LIGHT if name in workers]

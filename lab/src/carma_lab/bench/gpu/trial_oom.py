@@ -1,4 +1,4 @@
-"""A provoked OOM: a task grows past its booking beside three innocent ones, under each rung of the ladder and none.
+"""A provoked OOM: a task exceeds its booking while three innocent tasks share its GPU, under each guard and under none.
 
 Two innocents train. The third, the filler, has booked much of the GPU and takes it late, within its booking; so when
 the grower has helped itself meanwhile, it is the filler that fails. What the rungs must show: only the grower is

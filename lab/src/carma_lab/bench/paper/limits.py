@@ -1,4 +1,4 @@
-"""The limit beside each policy, which no makespan or mean completion is below; on shipped traces and on Philly."""
+"""Each policy compared with the lower bound of makespan and mean completion, on shipped traces and on Philly."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _row(trace: str, gpus: int, compared: tuple[Variant, ...], seed: int, result
 
 
 def _capped(alone: Row, limit: Limit, seed: int, results: Results) -> dict[str, Any]:
-    """goodput beside the limit of runs that keep to its cap. Where it did not (`slowdown_max`), that is no limit."""
+    """goodput compared with the limit of runs within its cap, which does not apply if `slowdown_max` exceeds it."""
     row = results.row(Case(capped(DEFAULT_CAP), limit.trace, limit.gpus, seed))
     limit_s = results.makespan_limit_s(limit)
     return {

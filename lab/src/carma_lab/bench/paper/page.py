@@ -15,8 +15,8 @@ from gpumemnet.directories import write_whole
 COLUMNS = ("makespan", "completion", "completion_p95", "wait", "run", "slowdown", "energy")
 TITLES = ("makespan", "completion", "p95", "wait", "run", "slowdown", "energy", "OOMs", "failed")
 AT_CAP = (
-    " *The limit at cap …* is that of runs in which nobody takes longer than so many times as long as alone, which "
-    "goodput promises; \\* where somebody did, so that it is none for that run."
+    " *The limit at cap …* is the limit of runs in which no task exceeds this slowdown, which goodput promises; "
+    "\\* a task exceeded it, so the limit does not apply to that run."
 )
 
 
@@ -27,7 +27,7 @@ def tables(part: Any) -> list[str]:
     told = ["## Tables\n", f"{part['tasks']} tasks on {part['gpus']} GPUs; geometric means over the traces.\n"]
     if "published" in groups:
         told += [
-            "### Beside what was published\n",
+            "### Compared with the published figures\n",
             "As near to the published rules as settings go: in the strict order of arrival, as many on a GPU as fit. "
             "*Ours / published*.\n",
             _beside(groups["published"]),
@@ -80,7 +80,7 @@ def _variants(rows: Sequence[Any]) -> str:
 def curves(part: Any) -> list[str]:
     # An older file has one bound for all caps.
     of_each_cap = all("bound" in point for one in part["traces"].values() for point in one["curve"])
-    limit = "in brackets the limit of a makespan if nobody takes longer than the cap allows"
+    limit = "in brackets the limit of the makespan if no task exceeds the cap"
     bound = limit if of_each_cap else "the bound is a makespan"
     return [
         "## Curve over the slowdown cap\n",
