@@ -142,7 +142,7 @@ class TaskView(Answer, frozen=True, kw_only=True):
     started_at: float | None = None
     ended_at: float | None = None
     begin_at: float | None = None
-    reserved_start_at: float | None = None
+    reserved_start_at: float | None = None  # None also where the start rests on an assumption; `reason` names it
     time_limit_s: float | None = None
     after: tuple[str, ...] = ()  # "ok:12"
     array: str | None = None  # "40[3]"
