@@ -44,7 +44,7 @@ PROGRESS_S = 10.0  # between two lines of progress without a terminal
               help="Maximum time of one run (default 60s).")  # fmt: skip
 @click.option("--activity", is_flag=True, help="Also measure step time, SM activity and power, one run at a time.")
 @click.option(
-    "--resume/--no-resume", default=True, help="Continue with the rows in DIR, or start anew (default: continue)."
+    "--resume/--no-resume", default=True, help="Continue with the rows in DIR, or set them aside (default: continue)."
 )
 @click.option("--seed", type=whole(0), default=0, help="Seed of the order of the runs (default 0).")
 @click.option(
