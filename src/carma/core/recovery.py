@@ -108,7 +108,7 @@ def next_step(task: Task, rules: Rules, gpus: tuple[Gpu, ...]) -> Retry | GiveUp
         return GiveUp(outcome)
     count = sum(_gpu_oom(one) is not None and not _without_fault(one) for one in counted)
     if count > limit:
-        return GiveUp(replace(outcome, no_retry=f"{_no_retries_left(limit)}; {_last_booking(attempt, gpus)}"))
+        return GiveUp(replace(outcome, no_retry=f"{_no_retries_left(limit)}; {_last_booking(attempt, outcome, gpus)}"))
     return _next_rung(task.spec.gpus, attempt, outcome, count, rules, gpus)
 
 
@@ -116,13 +116,17 @@ def _no_retries_left(limit: int) -> str:
     return f"no retries left ({limit} of {limit} used)" if limit else "retries are off for this task"
 
 
-def _last_booking(attempt: Attempt, gpus: tuple[Gpu, ...]) -> str:
+def _last_booking(attempt: Attempt, outcome: OutOfMemory, gpus: tuple[Gpu, ...]) -> str:
     """What the last attempt had, and what the user can do."""
+    needed_mib = _needed_mib(attempt, outcome)
+    if gpus and needed_mib > gpus[0].memory_mib:
+        return f"it needs at least {show_mib(needed_mib)}, and the largest GPU has {show_mib(gpus[0].memory_mib)}"
     had_mib = min((gpu.memory_mib for gpu in gpus if gpu.id in attempt.placement.gpus), default=None)
     if attempt.placement.booking.alone:
         return "the last attempt was alone on a GPU" + ("" if had_mib is None else f" with {show_mib(had_mib)}")
     booked = show_mib(attempt.placement.booking.memory_mib)
-    return f"the last attempt had {booked} booked: declare more with --gpu-mem"
+    more = f"at least {show_mib(needed_mib)}" if needed_mib > attempt.placement.booking.memory_mib else "more"
+    return f"the last attempt had {booked} booked: declare {more} with --gpu-mem"
 
 
 def _times(count: int) -> str:

@@ -42,6 +42,7 @@ def test_the_reasons_of_retries_and_ends() -> None:
     victim = attempt(1, OOM, blame="neighbour")
     disrupted = attempt(1, Disrupted("the MPS server ended"), blame=None)
     published = Rules(recovery=RecoveryRules(mode="alone"))
+    too_large = replace(OOM, asked_mib=12_000, peak_mib=36_000)
     no_retry, once = (Rules(recovery=RecoveryRules(retries=count, innocent_retries=count)) for count in (0, 1))
     assert_wording(
         "recovery",
@@ -55,6 +56,8 @@ def test_the_reasons_of_retries_and_ends() -> None:
             "no larger GPU": reason(alone),
             "too many retries": reason(first, attempt(2, OOM), rules=once),
             "too many retries, alone": reason(first, replace(alone, number=2), rules=once),
+            "too many retries, too large": reason(first, attempt(2, too_large), rules=once),
+            "too many retries, memory unknown": reason(unknown, replace(unknown, number=2), rules=once),
             "no retries": reason(first, rules=no_retry),
             "victim": reason(victim),
             "victim, published": reason(victim, rules=published),
