@@ -32,8 +32,8 @@ def propose(state: State, now: float, cache: VerdictCache | None = None) -> list
     due.extend(TaskFinished(now, task_id, outcome) for task_id, outcome in sorted(state.impossible.items()))
     due.extend(to_store(state, now))
     due.extend(shrinks(state, now))
-    # Placements come alone: what is above may free a GPU, move the line or end a task.
-    # And nobody is asked to make room while somebody can start as things are.
+    # Placements come alone: the events above may free a GPU, change the order of the queue or end a task.
+    # No task is asked to make room while a waiting task can start without that.
     return due or list(schedule(state, now, cache)) or list(preempt.asks(state, now, cache))
 
 

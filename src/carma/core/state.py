@@ -289,6 +289,6 @@ def _still_on(before: Task, task: Task) -> Placement | None:
 
 
 def queue_key(task: Task) -> QueueKey:
-    """The order of the line: innocent victims of an OOM, then priority, then age."""
+    """The order of the queue: innocent victims of an OOM, then priority, then age."""
     first = task.plan is not None and task.plan.first
     return (0 if first else 1, -task.spec.priority, task.id)

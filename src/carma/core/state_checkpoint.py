@@ -46,8 +46,8 @@ def restore(rules: Rules, policy: Policy, checkpoint: Checkpoint | None) -> Stat
 
 
 def adopt(state: State) -> None:
-    """At the end of a replay: what runs was seen by an earlier life of the daemon. One that had settled then is not a
-    newcomer again: nobody un-settles an attempt while it is watched either."""
+    """At the end of a replay: the running attempts were started by an earlier daemon. An attempt that had settled then
+    stays settled, as it would have without the restart."""
     for task_id, key in state.active.items():
         for seen in state.tracks[key].on.values():
             seen.adopted = True
@@ -81,7 +81,7 @@ def checkpoint(state: State, sequence: int) -> tuple[Checkpoint, tuple[Task, ...
 
 
 def _shown(state: State, task_id: TaskId) -> bool:
-    """Whether the last look at a GPU shows its processes: once it is forgotten they would be somebody else's."""
+    """Whether the newest sample of a GPU shows its processes: without the task they would count as foreign."""
     return any(gpu in state.gpus for gpu in state.shown_on.get(task_id, ()))
 
 

@@ -236,7 +236,7 @@ class SupervisedAttempt:
         """Kill the process of a command that was not started. A process that is stuck in a file system is left behind:
         it holds no GPU memory, and the signal ends it as soon as the file system answers."""
         if self.pid:
-            os.kill(self.pid, signal.SIGKILL)  # our own child, not reaped yet: nobody else can have its pid
+            os.kill(self.pid, signal.SIGKILL)  # our own child, not reaped yet: no other process can have its pid
             self.wait(REAP_S)
 
     # Running.

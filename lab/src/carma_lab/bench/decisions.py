@@ -101,8 +101,8 @@ def _case(case: str, repeats: int, *, holders: int, gang: bool) -> Iterator[Figu
 
 def _passes(state: State, now: float, name: str, repeats: int, how: str) -> Iterator[Figure]:
     """Proposals are not carried out, so that each repetition does the same work."""
-    anew = "one pass over the queue: " + how
-    yield _timed(f"{name}.propose", lambda: propose(state, now), repeats, anew)
+    whole_pass = "one pass over the queue: " + how
+    yield _timed(f"{name}.propose", lambda: propose(state, now), repeats, whole_pass)
     clock, cache = [now], VerdictCache()
     gpus = cycle(state.gpus.values())
 

@@ -46,7 +46,7 @@ class Choice(Record, frozen=True, kw_only=True):
         return tuple([entry.gpu for entry in best]) if len(best) == self.ask.gpus else ()
 
     def objection(self, candidate: Candidate) -> Objection | None:
-        """What the policy has against that GPU, as far as it was asked."""
+        """The policy's objection to that GPU, if it was asked about it."""
         return self.objections.get(candidate.view.gpu.id)
 
     def reason(self, candidate: Candidate) -> Objection | None:

@@ -125,7 +125,7 @@ def _room_at(ask: Ask, view: GpuView, rules: Rules, policy: Policy) -> float | N
 
 
 def fits(ask: Ask, holders: Sequence[Holder], room_mib: int, rules: Rules, policy: Policy) -> bool:
-    """OtherGpu those holders, by memory and by what does not change while they run."""
+    """Whether the task fits together with those holders, by memory and by what does not change while they run."""
     if not holders:
         return ask.memory_mib <= room_mib
     if ask.alone or not _may_join(holders, rules, policy, 1):

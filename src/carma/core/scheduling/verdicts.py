@@ -75,7 +75,7 @@ class Candidate(Record, frozen=True, kw_only=True, eq=False):
         return ask.memory_mib <= self.free_mib and not ask.idle_only and not (ask.alone and self.view.holders)
 
     def objection(self, ask: Ask, requirement: Requirement) -> Objection | None:
-        """What the policy has against the task beside the tasks that are there. `requirement`: of the ask."""
+        """The policy's objection to the task together with the tasks on the GPU. `requirement`: of the ask."""
         if self.policy.objection is None or not self.view.holders:
             return None
         known = self.objections

@@ -2,7 +2,7 @@
 
 Overlays cover the machine's file systems, with changes in memory of a fixed size. Where that fails (another user's FUSE
 mount, for example) a file system is read-only. The kernel lets root mount one overlay over each file system. In a user
-namespace it refuses any directory that contains mount points: such a directory is made anew and its entries are
+namespace it refuses any directory that contains mount points: such a directory is created again and its entries are
 overlaid one by one. Sockets in a lower layer lead nowhere, so daemons of the host cannot be reached.
 
 Three directories differ from the machine's: /dev has no GPU, /run is empty except for CARMA's files, /proc belongs to
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-ENTRIES_LIMIT = 256  # of a directory that is made anew; of a larger one only the wanted entries
+ENTRIES_LIMIT = 256  # of a directory that is created again; of a larger one only the wanted entries
 _OLD, _NEW, _CHANGES = "/old", "/new", "/changes"
 _OWN = ("/proc", "/sys", "/dev", "/run")
 # Storage of containers that run on this machine: many mounts, and no working directories.

@@ -17,7 +17,7 @@ _MODES = {"rnn_relu": rnn_sizes.RELU, "rnn_tanh": rnn_sizes.TANH, "lstm": rnn_si
 _STATE_BYTES_PER_THREAD = 24  # cudnnDropoutGetStatesSize, over the threads that the GPU holds
 
 _dropout_states = {}  # device -> the one state that all networks there share
-_fresh_seed = set()  # devices whose state is made anew on the next use, because the script seeded the GPU
+_fresh_seed = set()  # devices whose state is created again on the next use, because the script seeded the GPU
 
 
 def install():
