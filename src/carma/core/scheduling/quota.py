@@ -75,7 +75,7 @@ def _raised(quota: str) -> str:
 
 
 class PassQuota:
-    """The quotas in one pass: what the pass has given to users on top of what they hold, and the users that it stopped."""
+    """The quotas in one pass: what the pass has given to users on top of what they hold, and the users it stopped."""
 
     def __init__(self, rules: QuotaRules, accounts: Accounts, total_mib: int) -> None:
         self._rules = rules
