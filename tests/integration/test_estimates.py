@@ -130,7 +130,8 @@ def test_the_booking_shrinks_once_the_task_has_settled_and_show_tells_it_all() -
 
 
 def test_a_task_starts_on_an_idle_gpu_while_it_is_estimated_and_books_the_answer_when_it_comes() -> None:
-    with daemon_at_rest(gpus=1, memory__sources="declared,slow", memory__wait_s=0.0, memory__shrink=False) as daemon:
+    settings = {"memory__sources": "declared,slow", "memory__wait_s": 0.0, "memory__shrink": False}
+    with daemon_at_rest(gpus=1, memory_mib=16_384, **settings) as daemon:
         site = install(daemon)
         daemon.start()
         first = daemon.submit(*virtual(2_000, 36_000), name="first")
