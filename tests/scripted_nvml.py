@@ -39,7 +39,9 @@ class Card:
     gpm_returns: tuple[int, ...] = ()  # the same order; the rest: 0
     process_util: list[tuple[int, int, int]] = field(default_factory=list)  # pid, microseconds, percent
     gpu_util: int = 97
+    memory_util: int = 0
     power_mw: int = 120_500
+    power_limit_mw: int | None = None  # None: not supported
     energy_mj: int = 5_000_250
     compute: list[tuple[int, int | None]] = field(default_factory=list)  # pid, bytes
     graphics: list[tuple[int, int | None]] = field(default_factory=list)
@@ -146,10 +148,17 @@ class ScriptedNvml:
         return SimpleNamespace(total=card.total_mib * MIB, reserved=card.reserved_mib * MIB, used=card.used_mib * MIB)
 
     def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any:
-        return SimpleNamespace(gpu=self._card("nvmlDeviceGetUtilizationRates", handle).gpu_util, memory=0)
+        card = self._card("nvmlDeviceGetUtilizationRates", handle)
+        return SimpleNamespace(gpu=card.gpu_util, memory=card.memory_util)
 
     def nvmlDeviceGetPowerUsage(self, handle: Any) -> int:
         return self._card("nvmlDeviceGetPowerUsage", handle).power_mw
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: Any) -> int:
+        limit_mw = self._card("nvmlDeviceGetEnforcedPowerLimit", handle).power_limit_mw
+        if limit_mw is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return limit_mw
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any) -> int:
         return self._card("nvmlDeviceGetTotalEnergyConsumption", handle).energy_mj

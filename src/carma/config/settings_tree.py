@@ -18,6 +18,13 @@ class Monitor(Record, frozen=True, kw_only=True):
     period_s: Annotated[
         float, Meta(ge=0.05, le=60.0, description="Interval between samples of the GPUs, in seconds.")
     ] = 1.0
+    sm_activity: Annotated[
+        Literal["auto", "nvml"],
+        Meta(
+            description="Source of SM activity. auto: the best one of each GPU: GPM, DCGM, or inference from power and "
+            "engine utilisation. nvml: inference on every GPU, as if it had neither GPM nor DCGM."
+        ),
+    ] = "auto"
 
 
 class Daemon(Record, frozen=True, kw_only=True):

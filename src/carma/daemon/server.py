@@ -166,11 +166,11 @@ class GpuSource(NamedTuple):
 
 def open_gpus(settings: Settings, paths: Paths) -> GpuSource:
     """Raises NoGpus, with a hint to virtual GPUs."""
-    virtual = settings.virtual
+    virtual, measured = settings.virtual, settings.monitor.sm_activity == "auto"
     if virtual.gpus == 0:
         from carma.monitor.nvml import open_nvml  # loads the driver's library
 
-        return GpuSource(open_nvml(), 1.0, {}, None, trials=True)
+        return GpuSource(open_nvml(measured=measured), 1.0, {}, None, trials=True)
     from carma.vgpu import virtual_server
     from carma.vgpu.device import DIRECTORY_VARIABLE
     from carma.vgpu.sampler import VirtualSampler
@@ -179,7 +179,7 @@ def open_gpus(settings: Settings, paths: Paths) -> GpuSource:
     device = virtual_server.ensure(directory, virtual.gpus, virtual.gpu_memory_mib, virtual.speed)
     environment = {DIRECTORY_VARIABLE: directory}
     confiner = virtual_server.VirtualConfiner(settings.rules.sharing)
-    return GpuSource(VirtualSampler(device), virtual.speed, environment, confiner, trials=False)
+    return GpuSource(VirtualSampler(device, measured=measured), virtual.speed, environment, confiner, trials=False)
 
 
 def check_listed(names: Sequence[str], gpus: Sequence[Gpu]) -> None:

@@ -50,6 +50,7 @@ class Environment(NamedTuple):
     process_name: Callable[[int], str]
     own_pid: Callable[[int], int]
     engine_s: float = gpm.ENGINE_S
+    measured: bool = True  # False: no counters of SM activity are read
 
 
 class GpuDevice:
@@ -77,16 +78,18 @@ class GpuDevice:
             names, own_pid = environment.process_name, environment.own_pid
             self._processes = listing.ProcessList(nvml, found.handle, monotonic, name=names, own_pid=own_pid)
         valid_s = 0.0 if reader is None else UTILISATION_S
-        self._utilisation = Cached(lambda: _gpu_util(nvml, found.handle), valid_s, monotonic)
+        self._utilisation = Cached(lambda: _utilisation(nvml, found.handle), valid_s, monotonic)
 
     def sample(self, at: float) -> GpuSample:
         """Figures that the capabilities do not name are not queried and stay None. Raises GpuLost and DriverGone."""
         memory = self.sample_memory(at)  # first: it shows whether the card answers at all
         power_w = _power_w(self._nvml, self._handle) if self.gpu.capabilities.power else None
+        utilisation = self._utilisation.get()
         return replace(
             memory,
             activity=self.reader.read() if self.reader is not None else NO_ACTIVITY,
-            gpu_util=self._utilisation.get(),
+            gpu_util=utilisation.gpu,
+            memory_util=utilisation.memory,
             power_w=power_w,
             energy_j=None if self._energy is None else self._energy.read(power_w),
         )
@@ -197,37 +200,43 @@ def _device(nvml: Nvml, index: int, found: _Found, environment: Environment) -> 
     memory = ask_memory(nvml, handle, version)
     if uuid is None or memory is None:
         return None
-    reader = _reader(nvml, found, environment)
+    limit_w = _power_w(nvml, handle, "nvmlDeviceGetEnforcedPowerLimit") if place.instance is None else None
+    inferable = (
+        limit_w is not None and _utilisation(nvml, handle).gpu is not None and _power_w(nvml, handle) is not None
+    )
+    reader = _reader(nvml, found, environment, inferable)
     gpu = Gpu(
         id=GpuId(uuid),
         index=index,
         name=ask(nvml, "nvmlDeviceGetName", handle) or "unknown GPU",
         memory_mib=memory.usable_mib,
         kind="card" if place.instance is None else "mig",
-        capabilities=_capabilities(nvml, handle, reader),
+        capabilities=_capabilities(nvml, handle, reader, inferable),
+        power_limit_w=limit_w,
     )
     return GpuDevice(nvml, gpu, found, environment, version, reader)
 
 
-def _reader(nvml: Nvml, found: _Found, environment: Environment) -> ActivityReader | None:
-    """The best source of NVML itself. DCGM, which is better than the second one, is added by the sampler."""
-    if gpm.is_offered(nvml, found.card_handle):
+def _reader(nvml: Nvml, found: _Found, environment: Environment, inferable: bool) -> ActivityReader | None:
+    """The best source of NVML itself; None also where inference from the other figures is better. DCGM, which is better
+    than all but GPM, is added by the sampler."""
+    if environment.measured and gpm.is_offered(nvml, found.card_handle):
         instance, engine_s = found.place.instance, environment.engine_s
         reader = gpm.GpmReader(nvml, found.card_handle, instance, environment.monotonic, engine_s)
         if reader.offered:
             return reader
         reader.close()
-    if utilisation.is_offered(nvml, found.handle):
+    if not inferable and utilisation.is_offered(nvml, found.handle):
         return utilisation.UtilisationReader(nvml, found.handle, environment.monotonic)
     return None
 
 
-def _capabilities(nvml: Nvml, handle: Any, reader: ActivityReader | None) -> Capabilities:
+def _capabilities(nvml: Nvml, handle: Any, reader: ActivityReader | None, inferable: bool) -> Capabilities:
     can = Capabilities(
         power=offers(nvml, "nvmlDeviceGetPowerUsage", handle),
         energy=offers(nvml, "nvmlDeviceGetTotalEnergyConsumption", handle),
         processes=listing.is_offered(nvml, handle),
-        source="nvml",
+        source="inferred" if inferable else "nvml",
     )
     return can if reader is None else _with_activity(can, reader)
 
@@ -259,12 +268,20 @@ def _memory_version(nvml: Nvml, handle: Any) -> int | None:
     return version if version is not None and offers(nvml, "nvmlDeviceGetMemoryInfo", handle, version) else None
 
 
-def _gpu_util(nvml: Nvml, handle: Any) -> float | None:
-    """The share of time in which any kernel ran: 97 % at 25 % SM activity (two small tasks, H200). Shown only."""
+class Utilisation(NamedTuple):
+    """Shares of time with any kernel (97 % at 25 % SM activity: two small tasks, H200) and with any memory access."""
+
+    gpu: float | None = None
+    memory: float | None = None
+
+
+def _utilisation(nvml: Nvml, handle: Any) -> Utilisation:
     rates = ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
-    return None if rates is None or rates.gpu > 100 else rates.gpu / 100.0
+    if rates is None:
+        return Utilisation()
+    return Utilisation(*(None if percent > 100 else percent / 100.0 for percent in (rates.gpu, rates.memory)))
 
 
-def _power_w(nvml: Nvml, handle: Any) -> float | None:
-    milliwatts = ask(nvml, "nvmlDeviceGetPowerUsage", handle)
+def _power_w(nvml: Nvml, handle: Any, function: str = "nvmlDeviceGetPowerUsage") -> float | None:
+    milliwatts = ask(nvml, function, handle)
     return None if milliwatts is None or milliwatts == NOT_GIVEN_32 else milliwatts / 1000.0

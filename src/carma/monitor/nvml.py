@@ -22,14 +22,15 @@ from carma.monitor.gpm import ENGINE_S
 from carma.monitor.gpu_faults import Code, DriverGone, GpuLost, Nvml, ask, code_of
 from carma.monitor.query_intervals import BackOff
 
-_WORSE_THAN_DCGM = ("processes", "nvml")
+_WORSE_THAN_DCGM = ("inferred", "processes", "nvml")
 _HINT = "Without a GPU, try virtual ones: carma up --virtual-gpus 4. With one, check that the NVIDIA driver is loaded."
 
 Read = Callable[[GpuDevice, float], GpuSample]
 
 
 class NvmlSampler:
-    """`nvml` is the pynvml module, or one that behaves like it. Without `dcgm` no host engine is queried."""
+    """`nvml` is the pynvml module, or one that behaves like it. Without `dcgm` no host engine is queried. `measured`
+    False: no GPM either (monitor.sm_activity)."""
 
     def __init__(
         self,
@@ -40,10 +41,11 @@ class NvmlSampler:
         own_pid: Callable[[int], int] = listing.same_pid,
         dcgm: DcgmThread | None = None,
         engine_s: float = ENGINE_S,
+        measured: bool = True,
     ) -> None:
         self._nvml = nvml
         self._monotonic = monotonic
-        self._environment = Environment(monotonic, process_name, own_pid, engine_s)
+        self._environment = Environment(monotonic, process_name, own_pid, engine_s, measured)
         self._dcgm = dcgm
         self._known: dict[GpuId, tuple[Gpu, GpuId]] = {}  # the GPU and its card
         self._devices: dict[GpuId, GpuDevice] = {}
@@ -192,10 +194,12 @@ def load_nvml() -> Nvml:
     return module
 
 
-def open_nvml(engine_s: float = ENGINE_S) -> NvmlSampler:
+def open_nvml(engine_s: float = ENGINE_S, *, measured: bool = True) -> NvmlSampler:
     """The GPUs of this machine. Raises NoGpus with a hint to virtual GPUs.
 
-    `engine_s`: interval of querying engine activity; 0 for a study that needs it in each sample.
+    `engine_s`: interval of querying engine activity; 0 for a study that needs it in each sample. `measured` False:
+    without GPM and DCGM.
     """
     own_pid = listing.translation(os.environ)
-    return NvmlSampler(load_nvml(), own_pid=own_pid, dcgm=DcgmThread(), engine_s=engine_s)
+    dcgm = DcgmThread() if measured else None
+    return NvmlSampler(load_nvml(), own_pid=own_pid, dcgm=dcgm, engine_s=engine_s, measured=measured)

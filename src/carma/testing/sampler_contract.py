@@ -35,7 +35,7 @@ class SamplerSubject(NamedTuple):
 
 def check_ranges(gpu: Gpu, sample: GpuSample) -> None:
     shares = asdict(sample.activity)
-    for share in (*shares.values(), sample.gpu_util):
+    for share in (*shares.values(), sample.gpu_util, sample.memory_util):
         assert share is None or 0.0 <= share <= 1.0
     assert sample.memory_used_mib is None or sample.memory_used_mib >= 0
     assert sample.power_w is None or 0.0 <= sample.power_w < 5000.0
@@ -73,8 +73,11 @@ class SamplerContract:
         for gpu in subject.sampler.gpus():
             can = gpu.capabilities
             assert can.source
-            if can.source == "nvml":  # coarse utilisation never stands for SM activity
+            if can.source in ("inferred", "nvml"):  # coarse utilisation never stands for SM activity
                 assert not can.metrics
+            if can.source == "inferred":
+                assert can.power
+                assert gpu.power_limit_w
             if can.source == "processes":
                 assert can.metrics == ("sm_active",)
 
@@ -88,7 +91,7 @@ class SamplerContract:
             assert (sample.at, sample.fault) == (AT_S, None)
             assert sample.memory_used_mib is not None
             assert (sample.processes is not None) == gpu.capabilities.processes
-            assert (sample.activity, sample.gpu_util) == (NO_ACTIVITY, None)
+            assert (sample.activity, sample.gpu_util, sample.memory_util) == (NO_ACTIVITY, None, None)
             assert (sample.power_w, sample.energy_j) == (None, None)
         assert subject.sampler.sample_memory([], AT_S) == ()
 

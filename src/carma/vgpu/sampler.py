@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from carma.core.model.values import Activity, Capabilities, Gpu, GpuId, GpuSample, ProcessUse
+from carma.core.model.values import NO_ACTIVITY, Activity, Capabilities, Gpu, GpuId, GpuSample, ProcessUse
 from carma.core.scheduling.sharing_model import engine_shown
 from carma.errors import CarmaError
 from carma.vgpu.device import Device, reap
@@ -23,15 +23,20 @@ _CAPABILITIES = Capabilities(
     processes=True,
     source="virtual",
 )
+_WITHOUT_COUNTERS = replace(_CAPABILITIES, metrics=(), source="inferred")
 _LOST = "the GPU has fallen off the bus"
 
 
 class VirtualSampler:
-    """Samples one world. Its GPUs are read once: like real cards they stay until the machine is rebuilt."""
+    """Samples one world. Its GPUs are read once: like real cards they stay until the machine is rebuilt.
 
-    def __init__(self, device: Device) -> None:
+    `measured` False: the GPUs show power and utilisation, but no activity (monitor.sm_activity).
+    """
+
+    def __init__(self, device: Device, *, measured: bool = True) -> None:
         self._device = device
-        self._gpus = tuple(_gpu(gpu) for gpu in device.read().gpus)
+        self._measured = measured
+        self._gpus = tuple(_gpu(gpu, measured) for gpu in device.read().gpus)
         self._before: VirtualWorld | None = None
 
     def gpus(self) -> tuple[Gpu, ...]:
@@ -45,7 +50,8 @@ class VirtualSampler:
         except (CarmaError, OSError) as error:
             return _faults(gpus, at, error)
         moving = progress(world)
-        return tuple(_sample(world, before, moving, gpu, at) for gpu in gpus)
+        samples = tuple(_sample(world, before, moving, gpu, at) for gpu in gpus)
+        return samples if self._measured else tuple(_without_counters(sample) for sample in samples)
 
     def sample_memory(self, gpus: Sequence[GpuId], at: float) -> tuple[GpuSample, ...]:
         """Does not change the span of the next sample's means."""
@@ -71,14 +77,21 @@ def _faults(gpus: Sequence[GpuId], at: float, error: Exception) -> tuple[GpuSamp
     return tuple(GpuSample(gpu=gpu, at=at, fault=f"the driver does not answer: {error}") for gpu in gpus)
 
 
-def _gpu(gpu: VirtualGpu) -> Gpu:
+def _without_counters(sample: GpuSample) -> GpuSample:
+    uses = sample.processes
+    bare = None if uses is None else tuple(replace(use, sm_active=None) for use in uses)
+    return replace(sample, activity=NO_ACTIVITY, processes=bare)
+
+
+def _gpu(gpu: VirtualGpu, measured: bool) -> Gpu:
     return Gpu(
         id=GpuId(gpu.id),
         index=gpu.index,
         name=gpu.name,
         memory_mib=gpu.memory_mib,
         kind="virtual",
-        capabilities=_CAPABILITIES,
+        capabilities=_CAPABILITIES if measured else _WITHOUT_COUNTERS,
+        power_limit_w=gpu.peak_w,
     )
 
 

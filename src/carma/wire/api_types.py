@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -191,6 +191,9 @@ class ForeignView(Answer, frozen=True, kw_only=True):
     memory_mib: int | None
 
 
+ActivitySource = Literal["measured", "inferred", "none"]
+
+
 class GpuView(ActivityView, frozen=True, kw_only=True):
     """One GPU. The metrics of its activity are means over the window."""
 
@@ -211,7 +214,9 @@ class GpuView(ActivityView, frozen=True, kw_only=True):
     power_w: float | None = None
     energy_j: float | None = None
     idle_w: float | None = None  # measured idle power
-    metrics: str = ""  # source of activity: gpm, dcgm, processes, nvml (coarse utilisation only), virtual
+    metrics: str = ""  # source of activity: gpm, dcgm, inferred, processes, nvml (coarse utilisation only), virtual
+    # inferred: from power and utilisation; the activity is then the expected one, and `risk` is of its bound
+    activity_source: ActivitySource = "none"
     drained: bool = False
 
 

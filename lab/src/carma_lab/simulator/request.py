@@ -39,7 +39,7 @@ WITHOUT_EFFECT = {
     "window.stale_s": f"no sample is ever stale: {_SAMPLES}",
     "queue.misfits": "a task that fits on no GPU is ended",
     "quota.waiting": "it limits submissions, and all tasks of a trace are submitted",
-    "monitor": "it is for the monitoring of real GPUs",
+    "monitor.period_s": "samples are five seconds apart",
     "daemon": "it is for the daemon only",
     "virtual": "--gpus and --gpu select the simulated GPUs",
     "launch": "no process is started",
@@ -123,6 +123,7 @@ def simulation(request: Request, trace: Trace | None = None) -> Simulation:
             mechanism=request.mechanism,
             seed=request.seed,
             noise=request.noise,
+            measured=settings.monitor.sm_activity == "auto",
         ),
     )
 

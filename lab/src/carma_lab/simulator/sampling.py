@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import floor
 
 from carma.core.model.events import GpusSampled
-from carma.core.model.values import Activity, Gpu, GpuSample, ProcessUse
+from carma.core.model.values import NO_ACTIVITY, Activity, Gpu, GpuSample, ProcessUse
 from carma_lab.simulator.simulated_server import Integrals, RunningTask, SimulatedGpu
 
 
@@ -23,9 +23,11 @@ class SimulatedSampler:
         period_s: float,
         quiet_s: float,
         wake: Callable[[float], None],
+        measured: bool = True,
     ) -> None:
         self._gpus, self._boards = gpus, boards
         self._period_s, self._quiet_s = period_s, quiet_s
+        self._measured = measured
         self._wake = wake  # called with the time of the next sample
         self._until: dict[int, float] = {}  # GPUs that are sampled, with the end of the sampling
         self._last: dict[int, tuple[float, Integrals]] = {}  # time, and the integrals of a board at that time
@@ -64,19 +66,22 @@ class SimulatedSampler:
             gpu=self._gpus[index].id,
             at=now,
             memory_used_mib=board.used_mib,
-            activity=Activity(
-                sm_active=means.sm_s,
-                sm_occupancy=means.occupancy_s,
-                dram_active=means.dram_s,
-                gr_active=means.engine_s,
-            ),
+            activity=_activity(means) if self._measured else NO_ACTIVITY,
+            gpu_util=means.engine_s,
             power_w=means.energy_j,
             energy_j=board.sums.energy_j,
-            processes=tuple([use_of(runner, board) for runner in board.runners]),
+            processes=tuple([use_of(runner, board, self._measured) for runner in board.runners]),
         )
 
 
-def use_of(runner: RunningTask, board: SimulatedGpu) -> ProcessUse:
+def _activity(means: Integrals) -> Activity:
+    return Activity(
+        sm_active=means.sm_s, sm_occupancy=means.occupancy_s, dram_active=means.dram_s, gr_active=means.engine_s
+    )
+
+
+def use_of(runner: RunningTask, board: SimulatedGpu, measured: bool = True) -> ProcessUse:
+    """`measured`: whether the activity of each process is known."""
     key = runner.key
-    sm_active = runner.on(board).sm_active * runner.rate * runner.share
+    sm_active = runner.on(board).sm_active * runner.rate * runner.share if measured else None
     return ProcessUse(pid=key.task, memory_mib=runner.held_mib, sm_active=sm_active, attempt=key)

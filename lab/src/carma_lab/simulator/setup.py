@@ -38,6 +38,7 @@ class Setup(Record, frozen=True, kw_only=True):
     noise: float = 0.0  # spread of true speeds about those of the model; 1: as measured
     period_s: float = 5.0  # between two samples
     launch_s: float = 0.5  # from a placement to the process
+    measured: bool = True  # whether GPUs show activity; otherwise power and utilisation only (monitor.sm_activity)
     # For a recorded run (fidelity.py): the knowledge of each task, in the order of the trace, and the GPUs with their
     # own names. Otherwise `source` answers, and there are `gpus` GPUs of type `card`.
     asked: tuple[result.Asked, ...] = ()

@@ -87,4 +87,11 @@ def find(name: str) -> Card:
 
 
 def gpu_of(card: Card, gpu: GpuId, index: int) -> Gpu:
-    return Gpu(id=gpu, index=index, name=card.name, memory_mib=card.memory_mib, capabilities=_EVERYTHING)
+    return Gpu(
+        id=gpu,
+        index=index,
+        name=card.name,
+        memory_mib=card.memory_mib,
+        capabilities=_EVERYTHING,
+        power_limit_w=card.most_w,
+    )

@@ -59,7 +59,7 @@ class Simulation:
         self.world = SimulatedServer(boards, setup.mechanism, noise.factors, self._schedule)
         quiet_s = max(self.rules.window.length_s, self.rules.warmup.settle_s) + 2 * setup.period_s
         self._sampler = SimulatedSampler(
-            self._gpus, boards, setup.period_s, quiet_s, lambda at: self._push(at, self._sample_due)
+            self._gpus, boards, setup.period_s, quiet_s, lambda at: self._push(at, self._sample_due), setup.measured
         )
         self._verdicts = VerdictCache()
         self._runners: dict[AttemptKey, RunningTask] = {}

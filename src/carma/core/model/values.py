@@ -182,7 +182,9 @@ class Capabilities(Record, frozen=True, kw_only=True):
     power: bool = False
     energy: bool = False
     processes: bool = False
-    source: str = ""  # source of activity: "gpm", "dcgm", "processes", "nvml" (coarse utilisation only), "virtual"
+    # Source of activity: "gpm", "dcgm", "virtual"; "inferred" (from power and coarse utilisation, so that `metrics` is
+    # empty); "processes"; "nvml" (coarse utilisation only).
+    source: str = ""
 
 
 class Gpu(Record, frozen=True, kw_only=True):
@@ -194,6 +196,7 @@ class Gpu(Record, frozen=True, kw_only=True):
     memory_mib: int
     kind: Literal["card", "mig", "virtual"] = "card"
     capabilities: Capabilities = Capabilities()
+    power_limit_w: float | None = None  # None: unknown, or of a card that it shares
 
 
 class ProcessUse(Record, frozen=True, kw_only=True):
@@ -213,7 +216,9 @@ class GpuSample(Record, frozen=True, kw_only=True):
     at: float
     memory_used_mib: int | None = None
     activity: Activity = NO_ACTIVITY
-    gpu_util: float | None = None  # coarse utilisation; displayed, never used in decisions
+    bound: Activity | None = None  # of inferred activity: nine in ten stay below it. None: `activity` is measured
+    gpu_util: float | None = None  # coarse utilisation: share of time with any kernel
+    memory_util: float | None = None  # share of time with any access to memory
     power_w: float | None = None
     energy_j: float | None = None  # a counter
     processes: tuple[ProcessUse, ...] | None = None

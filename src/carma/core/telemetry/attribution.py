@@ -257,6 +257,12 @@ def measured_idle_w(state: State, gpu: GpuId) -> float | None:
     return state.idle_w.get(gpu, live.empty_w if live is not None else None)
 
 
+def idle_w_of(state: State, live: Live, gpu: GpuId) -> float | None:
+    """Measured or assumed idle power; None before the first reading."""
+    known_w = state.idle_w.get(gpu, live.empty_w)
+    return _assumed_idle_w(live) if known_w is None else known_w
+
+
 def _assumed_idle_w(live: Live) -> float | None:
     lowest_w = live.lowest_w if live.lowest_w is not None else _mean_w(live.recent_w)
     return None if lowest_w is None else lowest_w / 2

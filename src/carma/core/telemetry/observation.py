@@ -15,7 +15,7 @@ from carma.core.model.status import Running
 from carma.core.model.task import Attempt
 from carma.core.model.values import AttemptKey, GpuId, GpuSample, TaskId
 from carma.core.state import State, in_order
-from carma.core.telemetry import attribution, booking_shrink
+from carma.core.telemetry import attribution, booking_shrink, inferred_activity
 from carma.core.telemetry.measurements import AttemptOnGpu, Live, Member
 from carma.core.telemetry.window import given
 
@@ -29,6 +29,7 @@ def take(state: State, sample: GpuSample) -> None:
     before = live.window.newest
     if before is not None and at <= before.at:
         return
+    sample = inferred_activity.completed(sample, state.gpus[gpu], attribution.idle_w_of(state, live, gpu))
     live.window.add(sample)
     newest = live.newest_memory is None or at > live.newest_memory.at  # a newer memory sample may have come first
     again = live.newest_memory is before and before is not None and _same_processes(live, before, sample)

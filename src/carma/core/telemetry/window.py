@@ -30,8 +30,16 @@ class Summary(Record, frozen=True):
 
 
 def given(sample: GpuSample, metric: Metric) -> float | None:
-    """The value; None if it is missing, negative or not a number."""
-    value: float | None = getattr(sample.activity, metric)
+    """The value, for inferred activity the expected one; None if it is missing, negative or not a number."""
+    return _valid(getattr(sample.activity, metric))
+
+
+def bound(sample: GpuSample, metric: Metric) -> float | None:
+    """The value, for inferred activity its bound."""
+    return _valid(getattr(sample.activity if sample.bound is None else sample.bound, metric))
+
+
+def _valid(value: float | None) -> float | None:
     return value if value is not None and 0.0 <= value < inf else None
 
 
@@ -57,8 +65,8 @@ def summarise(values: Sequence[float]) -> Summary:
 
 
 class Gauges(Mapping[Metric, Summary]):
-    """Summaries of the samples after `since`, by metric, computed on demand. Metrics that the newest sample lacks are
-    missing."""
+    """Summaries of the samples after `since`, by metric, computed on demand; of inferred activity, summaries of its
+    bound. Metrics that the newest sample lacks are missing."""
 
     __slots__ = ("_known", "_samples", "_since")
 
@@ -82,12 +90,12 @@ class Gauges(Mapping[Metric, Summary]):
         return sum(1 for _ in self)
 
     def _summary(self, metric: Metric) -> Summary | None:
-        if not self._samples or given(self._samples[-1], metric) is None:
+        if not self._samples or bound(self._samples[-1], metric) is None:
             return None
         values = [
             value
             for sample in self._samples
-            if sample.at > self._since and (value := given(sample, metric)) is not None
+            if sample.at > self._since and (value := bound(sample, metric)) is not None
         ]
         return summarise(values) if values else None
 
@@ -121,6 +129,13 @@ class Window:
                 break
             count += 1
         return count
+
+    def mean(self, metric: Metric, since: float = 0.0) -> float | None:
+        """Mean of the values after `since`, of inferred activity the expected ones; None if the newest sample has
+        none."""
+        found = [given(sample, metric) for sample in self.samples if sample.at > since]
+        values = [value for value in found if value is not None]
+        return sum(values) / len(values) if values and found[-1] is not None else None
 
     def gauges(self, since: float = 0.0) -> Gauges:
         """Summaries of the current samples after `since`."""

@@ -1,0 +1,89 @@
+"""Activity inferred from power and engine utilisation, and what the core makes of it."""
+
+from __future__ import annotations
+
+from math import nan
+
+import pytest
+from hypothesis import given, strategies
+from msgspec.structs import asdict, replace
+
+from carma.core.model.values import NO_ACTIVITY, Activity, Gpu, GpuId, GpuSample
+from carma.core.telemetry.inferred_activity import ROUNDING, completed, infer
+from carma.core.telemetry.window import METRICS, Window
+
+GPU = Gpu(id=GpuId("GPU-0"), index=0, name="a card", memory_mib=24_000, power_limit_w=350.0)
+SAMPLE = GpuSample(gpu=GPU.id, at=1.0, memory_used_mib=100, gpu_util=0.6, power_w=190.0)
+shares = strategies.floats(0.0, 1.0)
+
+
+@given(shares, shares, strategies.one_of(strategies.none(), shares))
+def test_no_figure_exceeds_its_bound_and_no_bound_the_engine_activity(
+    power: float, engine: float, memory_util: float | None
+) -> None:
+    found = infer(power, engine, memory_util)
+    for metric in METRICS:
+        assert 0.0 <= getattr(found.expected, metric) <= getattr(found.bound, metric) <= engine
+
+
+@given(shares, shares, shares)
+def test_more_power_never_means_less_activity(power: float, more: float, engine: float) -> None:
+    low, high = (asdict(infer(one, engine).bound) for one in sorted((power, more)))
+    assert all(low[metric] <= high[metric] for metric in METRICS)
+
+
+def test_a_gpu_without_kernels_shows_no_activity_whatever_it_draws() -> None:
+    found = infer(0.1, 0.0)
+    assert found.expected == found.bound == Activity(sm_active=0.0, sm_occupancy=0.0, dram_active=0.0, gr_active=0.0)
+
+
+def test_memory_utilisation_limits_dram_activity_unless_it_reads_zero() -> None:
+    free, limited, zero = infer(0.7, 0.9), infer(0.7, 0.9, 0.1), infer(0.7, 0.9, 0.0)
+    assert free.expected.dram_active is not None
+    assert free.expected.dram_active > 0.2
+    assert limited.expected.dram_active == limited.bound.dram_active == pytest.approx(0.1 + ROUNDING)
+    assert zero == free
+
+
+def test_a_sample_is_completed_from_power_above_idle_and_utilisation() -> None:
+    found = completed(SAMPLE, GPU, 30.0)
+    assert found.activity == infer(0.5, 0.6).expected
+    assert found.bound == infer(0.5, 0.6).bound
+
+
+def test_unknown_idle_power_counts_as_none_and_is_the_cautious_side() -> None:
+    known, unknown = completed(SAMPLE, GPU, 30.0), completed(SAMPLE, GPU, None)
+    assert known.activity.sm_active is not None
+    assert unknown.activity.sm_active is not None
+    assert unknown.activity.sm_active > known.activity.sm_active
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sample"),
+    [
+        (GPU, replace(SAMPLE, power_w=None)),
+        (GPU, replace(SAMPLE, power_w=nan)),
+        (GPU, replace(SAMPLE, gpu_util=None)),
+        (GPU, replace(SAMPLE, fault="lost")),
+        (replace(GPU, power_limit_w=None), SAMPLE),
+        (replace(GPU, power_limit_w=20.0), SAMPLE),
+    ],
+)
+def test_without_power_its_range_or_utilisation_activity_stays_missing(gpu: Gpu, sample: GpuSample) -> None:
+    found = completed(sample, gpu, 30.0)
+    assert (found.activity, found.bound) == (NO_ACTIVITY, None)
+
+
+def test_measured_activity_stays_as_it_is() -> None:
+    measured = replace(SAMPLE, activity=Activity(sm_active=0.1, sm_occupancy=0.1, dram_active=0.1))
+    assert completed(measured, GPU, 30.0) is measured
+
+
+def test_a_window_summarises_the_bounds_for_the_gate_and_tells_the_expected_means() -> None:
+    window = Window(30.0)
+    for at in (1.0, 2.0, 3.0):
+        window.add(completed(replace(SAMPLE, at=at), GPU, 30.0))
+    expected, bound = infer(0.5, 0.6).expected, infer(0.5, 0.6).bound
+    assert window.gauges()["sm_active"].mean == pytest.approx(bound.sm_active)
+    assert window.mean("sm_active") == pytest.approx(expected.sm_active)
+    assert window.mean("tensor_active") is None
