@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from carma.cli import carma
 from carma.config import catalogue
+from carma.core.telemetry.inferred_activity import source_of
 from carma.errors import BadSettings, Usage
 from carma.trial.cards import find_card
 from carma_lab.simulator import simulated_cards as cards
@@ -25,6 +26,7 @@ from lab_fixtures.small_simulations import row, trace
         ("quota.waiting", "1", "it limits submissions"),
         ("virtual.gpus", "8", "--gpus and --gpu"),
         ("daemon.log_level", "debug", "daemon only"),
+        ("monitor.period_s", "2", "five seconds apart"),
     ],
 )
 def test_a_setting_without_effect_is_refused(name: str, value: str, said: str) -> None:
@@ -39,6 +41,13 @@ def test_each_of_them_is_a_setting() -> None:
 
 def test_settings_with_an_effect_are_taken() -> None:
     assert simulation(Request(settings={"placement.gpus": "0,1", "gate.enabled": "no"})).rules.gate.enabled is False
+
+
+def test_inferred_activity_can_be_simulated() -> None:
+    made = simulation(Request(settings={"monitor.sm_activity": "nvml"}))
+    made.run()
+    sources = {source_of(gpu, made.state.live[gpu.id].window.newest) for gpu in made.state.gpus.values()}
+    assert sources == {"inferred"}
 
 
 def test_a_source_that_knows_no_task_of_the_trace_is_refused() -> None:

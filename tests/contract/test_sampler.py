@@ -52,10 +52,27 @@ def scripted_ampere(_directory: Path) -> SamplerSubject:
     return SamplerSubject(NvmlSampler(nvml, monotonic=nvml.monotonic, dcgm=feed), lose)
 
 
+def virtual_without_counters(directory: Path) -> SamplerSubject:
+    device = world.create(str(directory / "vgpu"), gpus=2, memory_mib=40960, speed=50.0)
+    return SamplerSubject(VirtualSampler(device, measured=False), lambda index: faults.inject(device, "lost", index))
+
+
+def scripted_geforce(_directory: Path) -> SamplerSubject:
+    """A card without counters of SM activity, and one whose counters a setting disables."""
+    nvml = ScriptedNvml(Card("GPU-a", gpm=None, power_limit_mw=350_000), Card("GPU-b", power_limit_mw=700_000))
+
+    def lose(index: int) -> None:
+        nvml.cards[index].errors["*"] = NVML_ERROR_GPU_IS_LOST
+
+    return SamplerSubject(NvmlSampler(nvml, monotonic=nvml.monotonic, measured=False), lose)
+
+
 SUBJECTS: dict[str, Callable[[Path], SamplerSubject]] = {
     "virtual": virtual,
     "nvml-scripted": scripted_nvml,
     "nvml-with-dcgm": scripted_ampere,
+    "virtual-without-counters": virtual_without_counters,
+    "nvml-without-counters": scripted_geforce,
 }
 
 

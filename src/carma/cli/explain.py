@@ -38,10 +38,18 @@ def _print(explanation: Explanation) -> None:
             ("ended" if over else "reason", explanation.reason),
             ("starts by", moment(explanation.reserved_start_at)),
             (f"attempt {explanation.attempt}", explanation.decision if over else ""),
+            ("activity", "" if over else _inferred(explanation.entries)),
         ]
     )
     if not over or explanation.attempt is not None:  # otherwise no GPU was ever chosen
         print_entries(explanation.entries)
+
+
+def _inferred(entries: tuple[ExplainEntry, ...]) -> str:
+    """The GPUs whose activity is inferred, with the consequence; empty if there are none."""
+    names = ", ".join(str(entry.index) for entry in entries if entry.activity_source == "inferred")
+    how = "inferred from power and utilisation; the margin for the error makes the GPU look busier than it is"
+    return f"GPU {names}: {how}" if names else ""
 
 
 def print_entries(entries: tuple[ExplainEntry, ...]) -> None:

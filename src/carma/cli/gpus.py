@@ -15,6 +15,7 @@ from carma.wire.api_types import GpuView
 METRICS = {
     "gpm": "activity from NVML's GPM",
     "dcgm": "activity from DCGM",
+    "inferred": "activity inferred from power and utilisation, with a margin for the error: fewer tasks share",
     "processes": "SM activity from the utilisation of processes; no occupancy, no DRAM activity",
     "nvml": "coarse utilisation only, no SM activity; `carma doctor` explains the effect",
 }
@@ -65,7 +66,7 @@ def command(listing: Listing) -> None:
     MEMORY is used/booked/total. W is the power in watts. SM, OCC and DRAM are means over the window, in percent; a
     dash is a metric that the GPU does not provide. The line above the table has the name of all GPUs if they are
     equal. --wide adds the names and UUIDs, GRACT (any kernel active), TENSOR (tensor cores active) and METRICS, the
-    source of activity: gpm, dcgm, processes or nvml.
+    source of activity: gpm, dcgm, inferred (from power and utilisation), processes or nvml.
     """
     gpus = ask(Client.gpus)
     if listing.as_json:

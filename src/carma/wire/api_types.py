@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from carma.core.model.values import Activity, EstimateFigures, TaskSpec
+from carma.core.model.values import Activity, ActivitySource, EstimateFigures, TaskSpec
 
 # An outcome is the tagged object of core/model/outcome.py; its tag is `kind`.
 Outcome = dict[str, Any]
@@ -170,6 +170,7 @@ class ExplainEntry(Answer, frozen=True, kw_only=True):
     score: float | None = None
     parts: dict[str, float] = {}
     chosen: bool = False
+    activity_source: ActivitySource = "none"  # of the GPU now
 
 
 class Explanation(Answer, frozen=True, kw_only=True):
@@ -189,9 +190,6 @@ class ForeignView(Answer, frozen=True, kw_only=True):
     pid: int
     name: str
     memory_mib: int | None
-
-
-ActivitySource = Literal["measured", "inferred", "none"]
 
 
 class GpuView(ActivityView, frozen=True, kw_only=True):

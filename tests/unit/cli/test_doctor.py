@@ -30,6 +30,7 @@ from tests.golden_text import assert_wording
 from tests.unit.cli.scripted_daemon import SERVER, FakeDaemon, gpu_view
 
 FINE = Capabilities(metrics=METRICS, energy=True, processes=True, source="gpm")
+INFERRED = Capabilities(power=True, energy=True, processes=True, source="inferred")
 COARSE = Capabilities(energy=True, processes=True, source="nvml")
 HALF = Capabilities(metrics=("sm_active",), processes=True, source="processes")
 
@@ -115,6 +116,19 @@ def test_missing_sm_activity_is_a_warning_with_remedies() -> None:
     assert (ungated.verdict, ungated.hint) == ("ok", "")
     assert "gate.enabled = false" in ungated.text
     assert findings(Machine(gpu(0, HALF)))["activity"].verdict == "warn"  # no DRAM activity: the gate refuses too
+
+
+def test_inferred_activity_is_named_with_its_consequence_and_is_no_missing_activity() -> None:
+    found = findings(Machine(gpu(0, INFERRED), gpu(1)))["activity"]
+    assert found.verdict == "warn"
+    assert "inferred from power" in found.limitation
+    assert "one task at a time" not in found.text + found.limitation
+    both = findings(Machine(gpu(0, INFERRED), gpu(1, COARSE)))["activity"]
+    assert "SM activity of GPU 0 is inferred" in both.limitation
+    assert "GPU 1: each takes one task at a time" in both.limitation
+    chosen = findings(Machine(gpu(0, INFERRED), monitor__sm_activity="nvml"))["activity"]
+    assert "monitor.sm_activity" in chosen.hint
+    assert findings(Machine(gpu(0, INFERRED), gate__enabled=False))["activity"].verdict == "ok"
 
 
 def test_a_counter_behind_a_permission_names_the_drivers_option() -> None:
@@ -429,6 +443,17 @@ def test_a_server_without_limitations_has_no_such_line(monkeypatch: pytest.Monke
     groups = cgroups.Cgroups(2, {"": "/sys/fs/cgroup"}, frozenset({"pids", "memory"}))
     monkeypatch.setattr("carma.cgroups.find", lambda **_: groups)
     assert limitations(Machine(gpu(0), gpu(1))) == []
+
+
+def test_carma_up_says_that_activity_is_inferred(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_everything(monkeypatch)
+    with FakeDaemon() as daemon:
+        monkeypatch.setenv("CARMA_HOME", str(daemon.home))
+        daemon.answers["gpus"] = [gpu_view(0, metrics="inferred")]
+        up._greet(detached=True)
+    assert "  limit   SM activity of GPU 0 is inferred" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("source", "complete"), [("gpm", True), ("dcgm", True), ("processes", False), ("nvml", False)])

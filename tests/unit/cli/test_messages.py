@@ -119,7 +119,7 @@ def test_a_settings_file_that_names_no_policy_or_estimator_of_ours_is_found_out(
 def test_doctor_accepts_missing_real_gpus_if_the_daemon_has_virtual_ones(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none() -> None:
+    def none(**_: object) -> None:
         raise NoGpus("the GPUs cannot be read", "try virtual ones")
 
     monkeypatch.setattr("carma.monitor.nvml.open_nvml", none)

@@ -208,6 +208,9 @@ def test_gpus_prints_the_source_of_the_metrics(daemon: FakeDaemon) -> None:
     daemon.answers["gpus"] = [gpu_view(0, name="A100", metrics="nvml", sm_active=None)]
     assert lines("gpus")[0].startswith("1 GPU: A100; coarse utilisation only")
     assert json.loads("\n".join(lines("gpus", "--json")))[0]["gr_active"] is None
+    daemon.answers["gpus"] = [gpu_view(0, name="A40", metrics="inferred", activity_source="inferred")]
+    assert lines("gpus")[0].startswith("1 GPU: A40; activity inferred from power and utilisation")
+    assert json.loads("\n".join(lines("gpus", "--json")))[0]["activity_source"] == "inferred"
 
 
 @pytest.mark.parametrize("verb", ["submit", "run"])

@@ -180,6 +180,20 @@ def test_explain_names_each_score_once(daemon: FakeDaemon) -> None:
     assert " ".join(" ".join(told[7:]).split()) == f"2 refused - {BUSY}"
 
 
+def test_explain_names_the_gpus_whose_activity_is_inferred(daemon: FakeDaemon) -> None:
+    daemon.tasks = {1: running(1)}
+    entries = [
+        entry(0, accepted=True, reason="chosen", chosen=True, activity_source="measured"),
+        *(entry(index, accepted=True, reason="could take it", activity_source="inferred") for index in (1, 2)),
+    ]
+    answer = t.Explanation(task=1, policy="magm", state="running", reason="placed", entries=tuple(entries))
+    daemon.answers["explain"] = answer
+    (said,) = [line for line in lines("explain", "1") if line.split()[0] == "activity"]
+    assert "GPU 1, 2: inferred from power" in said
+    daemon.answers["explain"] = msgspec.structs.replace(answer, entries=tuple(entries[:1]))
+    assert not [line for line in lines("explain", "1") if line.split()[0] == "activity"]
+
+
 def test_explain_of_a_finished_task_prints_its_outcome_and_its_last_decision(daemon: FakeDaemon) -> None:
     daemon.tasks = {1: finished(1)}
     daemon.answers["explain"] = t.Explanation(

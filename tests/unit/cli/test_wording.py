@@ -17,7 +17,7 @@ from carma.errors import NoGpus
 from carma.monitor.card_modes import CardFacts, MachineFacts
 from tests.golden_text import assert_wording
 from tests.unit.cli.scripted_daemon import FakeDaemon, finished, task_view
-from tests.unit.cli.test_doctor import COARSE, Machine, gpu
+from tests.unit.cli.test_doctor import COARSE, INFERRED, Machine, gpu
 
 SUBMIT = (
     "submit",
@@ -141,7 +141,7 @@ def test_errors_of_submissions_have_the_wording_of_the_golden_file(tmp_path: Pat
 
 @pytest.mark.usefixtures("daemon")
 def test_errors_of_verbs_have_the_wording_of_the_golden_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none() -> None:
+    def none(**_: object) -> None:
         raise NoGpus("no driver answers", "install one")
 
     monkeypatch.setattr("carma.monitor.nvml.open_nvml", none)
@@ -176,6 +176,10 @@ def test_findings_of_the_doctor_have_the_wording_of_the_golden_file(
         "activity": gpu_checks.activity(Machine(gpu(0), gpu(1))),
         "no activity": gpu_checks.activity(Machine(gpu(0, COARSE), gpu(1))),
         "no activity, no gate": gpu_checks.activity(Machine(gpu(0, COARSE), gate__enabled=False)),
+        "activity inferred": gpu_checks.activity(Machine(gpu(0, INFERRED), gpu(1))),
+        "activity inferred by a setting": gpu_checks.activity(
+            Machine(gpu(0, INFERRED), gpu(1, COARSE), monitor__sm_activity="nvml")
+        ),
         "GPM forbidden": gpu_checks.activity(Machine(gpu(0, COARSE), cards=(card(gpm="forbidden"),))),
         "MIG off": gpu_checks.mig(Machine(gpu(0), cards=(card(mig=False, mig_pending=True),))),
         "MIG without instances": gpu_checks.mig(Machine(gpu(0), cards=(card(mig=True, mig_pending=True),))),

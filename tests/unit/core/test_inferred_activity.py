@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given, strategies
 from msgspec.structs import asdict, replace
 
-from carma.core.model.values import NO_ACTIVITY, Activity, Gpu, GpuId, GpuSample
-from carma.core.telemetry.inferred_activity import ROUNDING, completed, infer
+from carma.core.model.events import GpusFound
+from carma.core.model.values import NO_ACTIVITY, Activity, Capabilities, Gpu, GpuId, GpuSample
+from carma.core.telemetry.inferred_activity import ROUNDING, completed, infer, source_of
+from carma.core.telemetry.pace import BELIEVED_S
 from carma.core.telemetry.window import METRICS, Window
+from carma.testing.builders import World
 
 GPU = Gpu(id=GpuId("GPU-0"), index=0, name="a card", memory_mib=24_000, power_limit_w=350.0)
 SAMPLE = GpuSample(gpu=GPU.id, at=1.0, memory_used_mib=100, gpu_util=0.6, power_w=190.0)
@@ -87,3 +90,79 @@ def test_a_window_summarises_the_bounds_for_the_gate_and_tells_the_expected_mean
     assert window.gauges()["sm_active"].mean == pytest.approx(bound.sm_active)
     assert window.mean("sm_active") == pytest.approx(expected.sm_active)
     assert window.mean("tensor_active") is None
+
+
+class PowerOnly(World):
+    """One GPU that shows power and utilisation only; a task that uses it takes `load` of both."""
+
+    def __init__(self, load: float, limit_w: float | None = 250.0) -> None:
+        self.load = load
+        super().__init__(1)
+        (gpu,) = self.state.gpus.values()
+        can = Capabilities(power=True, energy=True, processes=True, source="inferred")
+        self.emit(GpusFound(self.now, (replace(gpu, capabilities=can, power_limit_w=limit_w),)))
+
+    def _sample(self, found: Gpu) -> GpuSample:
+        sample = super()._sample(found)
+        load = self.load if sample.processes else 0.0
+        return replace(sample, activity=NO_ACTIVITY, gpu_util=load, power_w=50.0 + 200.0 * load)
+
+
+def second_task(world: World) -> str:
+    """The code of the refusal of a second task once the first has settled; empty if it is placed."""
+    first = world.submit(4_000)
+    world.settle()
+    world.start(first)
+    world.wait(60)
+    second = world.submit(4_000)
+    world.settle()
+    refused = world.refusal(second, 0)
+    return "" if world.placed(second) else refused.code if refused is not None else "?"
+
+
+def test_a_gpu_without_counters_takes_a_second_task_while_its_inferred_activity_is_low() -> None:
+    assert second_task(PowerOnly(0.3)) == ""
+
+
+def test_a_gpu_without_counters_is_closed_by_its_inferred_activity() -> None:
+    assert second_task(PowerOnly(0.85)) == "Utilisation"
+
+
+def test_the_gate_judges_the_bound() -> None:
+    """At this load the expected figures are below all caps."""
+    expected, world = infer(0.65, 0.65).expected, PowerOnly(0.65)
+    gate = world.state.rules.gate
+    assert all(getattr(expected, metric) < getattr(gate, metric) for metric in METRICS)
+    assert second_task(world) == "Utilisation"
+
+
+def test_a_gpu_whose_activity_cannot_be_inferred_takes_one_task() -> None:
+    assert second_task(PowerOnly(0.3, limit_w=None)) == "Metrics"
+
+
+def test_the_demand_of_a_task_is_learned_from_the_expected_figures() -> None:
+    world = PowerOnly(0.4)
+    task = world.submit(4_000)
+    world.settle()
+    world.start(task)
+    world.wait(30 + BELIEVED_S)
+    (seen,) = world.state.tracks[world.state.active[task]].on.values()
+    expected = infer(0.4, 0.4).expected
+    assert seen.solo.demand.sm_active == pytest.approx(expected.sm_active, abs=0.01)
+    assert seen.solo.demand.gr_active == pytest.approx(0.4, abs=0.01)
+    assert seen.solo.demand.power is None  # so that rates get the larger caution
+
+
+def test_the_source_is_that_of_the_newest_sample() -> None:
+    world = PowerOnly(0.3)
+    (gpu,) = world.state.gpus.values()
+    assert source_of(gpu, None) == "inferred"
+    world.wait(1)
+    assert source_of(gpu, world.view(0).newest) == "inferred"
+    assert source_of(gpu, replace(SAMPLE, power_w=None)) == "none"
+    assert (
+        source_of(gpu, replace(SAMPLE, activity=Activity(sm_active=0.1, sm_occupancy=0.1, dram_active=0.1)))
+        == "measured"
+    )
+    assert source_of(replace(gpu, capabilities=Capabilities(source="nvml")), None) == "none"
+    assert source_of(replace(gpu, capabilities=Capabilities(source="gpm", metrics=METRICS)), None) == "measured"

@@ -38,6 +38,7 @@ def test_a_hopper_card_gives_everything() -> None:
         memory_used_mib=5541,
         activity=Activity(sm_active=0.25, sm_occupancy=0.125, dram_active=0.06, gr_active=0.9, tensor_active=0.03),
         gpu_util=0.97,
+        memory_util=0.0,
         power_w=120.5,
         energy_j=5000.25,
         processes=(ProcessUse(pid=408, memory_mib=1644, name="process-408"),),

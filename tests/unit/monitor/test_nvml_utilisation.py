@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from carma.core.model.values import GpuSample
+from carma.core.model.values import NO_ACTIVITY, GpuSample
 from carma.monitor.nvml import NvmlSampler
 from carma.monitor.utilisation import QUIET_S
 from tests.scripted_nvml import Card, ScriptedNvml
@@ -127,3 +127,31 @@ def test_a_lost_gpu_is_a_fault_here_as_well() -> None:
     sampler = sampler_over(nvml)
     card.errors["nvmlDeviceGetProcessUtilization"] = pynvml.NVML_ERROR_GPU_IS_LOST
     assert "GPU is lost" in (next_sample(nvml, sampler).fault or "")
+
+
+def geforce(**fields: object) -> Card:
+    return Card("GPU-a", name="RTX 3090", gpm=None, power_limit_mw=350_000, process_util=[(1, 1, 99)], **fields)  # type: ignore[arg-type]
+
+
+def test_a_card_with_power_its_limit_and_utilisation_has_inferred_activity_and_measures_none() -> None:
+    nvml = ScriptedNvml(geforce(gpu_util=60, memory_util=35))
+    sampler = sampler_over(nvml)
+    (gpu,) = sampler.gpus()
+    can = gpu.capabilities
+    assert (can.source, can.metrics, gpu.power_limit_w) == ("inferred", (), 350.0)
+    sample = next_sample(nvml, sampler)
+    assert (sample.activity, sample.bound) == (NO_ACTIVITY, None)  # the core infers
+    assert (sample.gpu_util, sample.memory_util, sample.power_w) == (0.6, 0.35, 120.5)
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetPowerUsage", "nvmlDeviceGetUtilizationRates"])
+def test_without_power_or_utilisation_nothing_is_inferred(function: str) -> None:
+    nvml = ScriptedNvml(geforce(errors={function: pynvml.NVML_ERROR_NOT_SUPPORTED}))
+    assert sampler_over(nvml).gpus()[0].capabilities.source == "processes"
+
+
+def test_a_setting_disables_the_counters_of_a_card_that_has_them() -> None:
+    card = Card("GPU-a", power_limit_mw=700_000)
+    measured = NvmlSampler(ScriptedNvml(card), monotonic=lambda: 0.0)
+    inferred = NvmlSampler(ScriptedNvml(card), monotonic=lambda: 0.0, measured=False)
+    assert [one.gpus()[0].capabilities.source for one in (measured, inferred)] == ["gpm", "inferred"]

@@ -21,7 +21,7 @@ from carma.wire.api_types import GpuView, ServerView, SettingView
 
 T = TypeVar("T")
 Verdict = Literal["ok", "warn", "bad"]
-_METRICS_OF = {"nvml": (), "processes": ("sm_active",)}  # by source; the others provide all metrics
+_METRICS_OF = {"inferred": (), "nvml": (), "processes": ("sm_active",)}  # by source; the others provide all metrics
 TIMEOUT_S = 2.0  # of a request that no check depends on
 
 
@@ -83,7 +83,7 @@ class DoctorFacts:
     @cached_property
     def found(self) -> Found:
         try:
-            sampler = nvml.open_nvml()
+            sampler = nvml.open_nvml(measured=self.setting("monitor.sm_activity", "auto") == "auto")
         except NoGpus as error:
             return Found(error=error)
         try:

@@ -12,6 +12,7 @@ from carma.monitor.card_modes import CardFacts
 _SOURCES = {
     "gpm": "SM activity, occupancy, DRAM and tensor activity from NVML's GPM",
     "dcgm": "SM activity, occupancy and DRAM activity from DCGM",
+    "inferred": "SM activity, occupancy and DRAM activity inferred from power and utilisation",
     "processes": "SM activity from the utilisation of processes; no occupancy, no DRAM activity",
     "nvml": "coarse utilisation only",
 }
@@ -61,17 +62,35 @@ def activity(facts: DoctorFacts) -> Finding | None:
     for gpu in found:
         sources.setdefault(gpu.capabilities.source, []).append(gpu.index)
     text = "; ".join(f"{names_of(indices)}: {_SOURCES.get(source, source)}" for source, indices in sources.items())
-    missing = [gpu.index for gpu in found if not set(METRICS) <= set(gpu.capabilities.metrics)]
-    if not missing:
+    inferred = [gpu.index for gpu in found if gpu.capabilities.source == "inferred"]
+    measured = [gpu.index for gpu in found if set(METRICS) <= set(gpu.capabilities.metrics)]
+    missing = [gpu.index for gpu in found if gpu.index not in (*inferred, *measured)]
+    if not inferred and not missing:
         return Finding("activity", "ok", text)
     if not facts.setting("gate.enabled", True):
         return Finding("activity", "ok", f"{text}; gate.enabled = false: tasks share by memory alone")
-    effect = f"{names_of(missing)}: the gate refuses GPUs with missing metrics, so each takes one task at a time"
-    limitation = f"no complete SM and memory activity on {names_of(missing)}: each takes one task at a time"
-    return Finding("activity", "warn", f"{text}; {effect}", _remedy(facts), limitation)
+    effects, limitations = zip(
+        *(_effect(names_of(one), one is missing) for one in (inferred, missing) if one), strict=True
+    )
+    return Finding("activity", "warn", "; ".join((text, *effects)), _remedy(facts), "; ".join(limitations))
+
+
+def _effect(names: str, missing: bool) -> tuple[str, str]:
+    """The consequence of missing or of inferred activity, and the limitation in one line."""
+    if missing:
+        return (
+            f"{names}: the gate refuses GPUs with missing metrics, so each takes one task at a time",
+            f"no complete SM and memory activity on {names}: each takes one task at a time",
+        )
+    return (
+        f"{names}: the gate adds the error of the inference, so fewer tasks share than with measured activity",
+        f"SM activity of {names} is inferred from power and utilisation, with a margin: fewer tasks share",
+    )
 
 
 def _remedy(facts: DoctorFacts) -> str:
+    if facts.setting("monitor.sm_activity", "auto") == "nvml":
+        return "monitor.sm_activity = 'auto' uses GPM or DCGM where a GPU has them"
     forbidden = [card.index for card in facts.cards if card.gpm == "forbidden"]
     off = "or share by memory alone: gate.enabled = false"
     if forbidden:

@@ -171,6 +171,7 @@ class Activity(Record, frozen=True, kw_only=True):
     tensor_active: float | None = None
 
 
+ActivitySource = Literal["measured", "inferred", "none"]  # of SM activity, occupancy and DRAM activity
 ACTIVITY_METRICS = Activity.__struct_fields__
 NO_ACTIVITY = Activity()
 

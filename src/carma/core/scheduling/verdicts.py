@@ -228,10 +228,13 @@ def _gated(view: GpuView, rules: Rules, policy: Policy) -> bool:
 
 
 def _too_busy(view: GpuView, rules: Rules) -> Reason | None:
-    return None if view.idle else _at_the_gate(view.blind, view.summaries, rules)
+    if view.idle:
+        return None
+    inferred = view.newest is not None and view.newest.bound is not None
+    return _at_the_gate(view.blind, view.summaries, rules, inferred)
 
 
-def _at_the_gate(blind: str | None, summaries: Mapping[Metric, Summary], rules: Rules) -> Reason | None:
+def _at_the_gate(blind: str | None, summaries: Mapping[Metric, Summary], rules: Rules, inferred: bool) -> Reason | None:
     """Whether a GPU that is in use is too busy for another task. What is not known does not pass."""
     gate = rules.gate
     if not gate.enabled:
@@ -247,7 +250,7 @@ def _at_the_gate(blind: str | None, summaries: Mapping[Metric, Summary], rules: 
     if missing:
         return Reason("Metrics", _no_metrics, (missing,))
     over = _over(gauges, gate)
-    return Reason("Utilisation", _over_caps, (over,)) if over else None
+    return Reason("Utilisation", _over_caps, (over, inferred)) if over else None
 
 
 def _over(gauges: Mapping[Metric, float], gate: Gate) -> list[OverCap]:
@@ -263,8 +266,9 @@ def _no_metrics(missing: list[Metric]) -> str:
     return f"gives no {', '.join(missing)}, and what is not known does not pass the gate"
 
 
-def _over_caps(over: list[OverCap]) -> str:
-    return f"is too busy: {_figures(over)}"
+def _over_caps(over: list[OverCap], inferred: bool) -> str:
+    note = "; inferred from power and utilisation, with the error of that" if inferred else ""
+    return f"is too busy: {_figures(over)}{note}"
 
 
 def _booked_over_caps(newest: Holder, over: list[OverCap]) -> str:

@@ -22,7 +22,8 @@ from math import inf
 
 from msgspec.structs import replace
 
-from carma.core.model.values import Activity, Gpu, GpuSample, Record
+from carma.core.model.values import Activity, ActivitySource, Gpu, GpuSample, Record
+from carma.core.telemetry.window import METRICS, given
 
 
 class Curve(Record, frozen=True):
@@ -83,6 +84,16 @@ def completed(sample: GpuSample, gpu: Gpu, idle_w: float | None) -> GpuSample:
         return sample
     found = infer((watts - floor_w) / (limit_w - floor_w), engine, sample.memory_util)
     return replace(sample, activity=found.expected, bound=found.bound)
+
+
+def source_of(gpu: Gpu, newest: GpuSample | None) -> ActivitySource:
+    """The source of the newest sample; before there is one, what the GPU is said to provide."""
+    can = gpu.capabilities
+    if newest is None or newest.fault is not None:
+        return "measured" if set(METRICS) <= set(can.metrics) else "inferred" if can.source == "inferred" else "none"
+    if any(given(newest, metric) is None for metric in METRICS):
+        return "none"
+    return "measured" if newest.bound is None else "inferred"
 
 
 def _share(value: float) -> float:

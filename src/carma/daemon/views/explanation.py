@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from carma.core.model.status import Finished, Running, Starting
 from carma.core.model.task import Attempt, Task
-from carma.core.model.values import Gpu, GpuId
+from carma.core.model.values import GpuId
 from carma.core.scheduling.decision import Refusal, Verdict
 from carma.core.scheduling.eligibility import ask_of
 from carma.core.scheduling.explanation import explain
 from carma.core.state import State
+from carma.core.telemetry.inferred_activity import source_of
 from carma.daemon.views.task_views import ViewContext, task_views
 from carma.wire import api_types as t
 
@@ -19,11 +20,11 @@ _NEVER_PLACED = Refusal("Finished", "the task ended before a GPU was chosen")
 
 
 def explain_entries(verdicts: Sequence[Verdict], state: State) -> tuple[t.ExplainEntry, ...]:
-    return tuple(_entry(verdict, state.gpus.get(verdict.gpu)) for verdict in verdicts)
+    return tuple(_entry(verdict, state) for verdict in verdicts)
 
 
-def _entry(verdict: Verdict, gpu: Gpu | None) -> t.ExplainEntry:
-    refusal = verdict.refusal
+def _entry(verdict: Verdict, state: State) -> t.ExplainEntry:
+    refusal, gpu, live = verdict.refusal, state.gpus.get(verdict.gpu), state.live.get(verdict.gpu)
     return t.ExplainEntry(
         gpu=verdict.gpu,
         index=gpu.index if gpu is not None else -1,
@@ -33,6 +34,7 @@ def _entry(verdict: Verdict, gpu: Gpu | None) -> t.ExplainEntry:
         score=verdict.parts[0].value if verdict.parts else None,
         parts={part.name: part.value for part in verdict.parts},
         chosen=verdict.chosen,
+        activity_source="none" if gpu is None else source_of(gpu, live.window.newest if live is not None else None),
     )
 
 

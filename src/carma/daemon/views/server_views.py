@@ -13,7 +13,8 @@ from carma.core.scheduling.placement import refuse
 from carma.core.scheduling.quota import limits_of
 from carma.core.scheduling.snapshot import views
 from carma.core.state import SERVER, State
-from carma.core.telemetry.window import METRICS, given
+from carma.core.telemetry.inferred_activity import source_of
+from carma.core.telemetry.window import METRICS
 from carma.daemon.auth import Identity
 from carma.daemon.views.task_views import mirrored
 from carma.wire import api_types as t
@@ -58,7 +59,7 @@ def _gpu_view(view: GpuView, state: State) -> t.GpuView:
         idle_w=state.idle_w.get(gpu.id),
         metrics=gpu.capabilities.source,
         drained=SERVER in state.drained or gpu.id in state.drained,
-        activity_source=_activity_source(view),
+        activity_source=source_of(gpu, newest),
         **{metric: _mean(state, view, metric) for metric in ACTIVITY_METRICS},
     )
 
@@ -66,16 +67,6 @@ def _gpu_view(view: GpuView, state: State) -> t.GpuView:
 def _mean(state: State, view: GpuView, metric: str) -> float | None:
     live = state.live.get(view.gpu.id)
     return None if live is None else live.window.mean(metric, live.since)
-
-
-def _activity_source(view: GpuView) -> t.ActivitySource:
-    """Of the newest sample; before there is one, what the GPU is said to provide."""
-    newest, can = view.newest, view.gpu.capabilities
-    if newest is None or newest.fault is not None:
-        return "measured" if set(METRICS) <= set(can.metrics) else "inferred" if can.source == "inferred" else "none"
-    if any(given(newest, metric) is None for metric in METRICS):
-        return "none"
-    return "measured" if newest.bound is None else "inferred"
 
 
 def _gpu_state(view: GpuView, refusal: Refusal | None) -> str:
