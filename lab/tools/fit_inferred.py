@@ -6,7 +6,8 @@
 1. Factor and exponent of each metric are fitted on the runs of the data set whose activity was measured on an H200.
 2. The caution is what 90 % need, of runs of families that were left out of the fit, or of cards that several tasks
    share, whichever is larger: the gate judges shared cards.
-3. Nothing was fitted on the other sets: tasks alone on the H200 (two tables), and published tasks on an A100.
+3. Nothing was fitted on the other sets: tasks alone on the H200 (two tables), copies of one task that share it, and
+   published tasks alone on an A100.
 
 Where NVML's utilisation was not recorded, GPM's engine activity stands for it. The difference is judged where both
 were. Needs scipy.
@@ -52,7 +53,8 @@ WORDS = {
     "transformer": "transformers, left out of the fit",
     "demands": "training tasks alone",
     "profiles": "models of the traces alone",
-    "shared": "two to four tasks sharing the card",
+    "shared": "two to four tasks sharing the card under MPS",
+    "copies": "one to eight copies of a task, MPS or time-sliced",
     "a100": "published tasks on an A100",
 }
 
@@ -74,7 +76,8 @@ def readings() -> Sets:
         found["demands"] = _of_rows([json.loads(line) for line in file], "gr_active")
     found["profiles"] = _of_rows(_json("profiles.json")["rows"], "gr_active")
     found["shared"] = _of_rows([row for row in groups() if len(row["tasks"]) > 1], "gpu_util")
-    rows = [row for row in published.rows() if published.works(row) and row["gr_active"]]
+    found["copies"] = _of_rows(_json("collocation.json")["points"], "gpu_util")
+    rows = [row for row in published.rows(ROOT / published.SOLO) if published.works(row) and row["gr_active"]]
     found["a100"] = [
         Reading(
             A100_40.share_of(float(row["power_w"])), float(row["gr_active"]), *(float(row[name]) for name in METRICS)
@@ -224,7 +227,7 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> Demand:
 def _inferred(rows: Sequence[Mapping[str, Any]]) -> Demand:
     engine = _mean(rows, "gpu_util")
     found = inferred_activity.infer(H200.share_of(_mean(rows, "power_w")), engine).expected
-    return Demand(*(getattr(found, name) for name in METRICS), engine)
+    return Demand(*(getattr(found, name) for name in (*METRICS, "gr_active")))
 
 
 def _rates(together: Sequence[Mapping[str, Any]], demands: Mapping[str, Demand]) -> dict[str, Any]:
@@ -278,7 +281,7 @@ def made() -> dict[str, Any]:
             "hardware": f"{card['gpu']}, driver {card['driver']}, torch {card['torch']}; a100: published means",
             "versions": f"CARMA {__version__}",
             "data": "gpumemnet/datasets/h200, h200/demands.jsonl.xz, h200/profiles.json, h200/interference-mps.json, "
-            "a100/solo.csv",
+            "h200/collocation.json, a100/solo.csv",
         },
         "curves": {
             metric: {"factor": one.factor, "exponent": one.exponent, "caution": one.caution}
@@ -314,6 +317,24 @@ def errors_table(found: Mapping[str, Any]) -> str:
     return table(titles, rows)
 
 
+def rates_table(found: Mapping[str, Any]) -> str:
+    rows = [
+        (f"from {name} activity", f"{one['mean_error']:.3f}", f"{100 * one['cautious_holds']:.0f} %")
+        for name, one in found["rates"].items()
+    ]
+    return table(["demands of tasks alone", "error of a rate, mean", "cautious rate holds"], rows)
+
+
+def data_text(found: Mapping[str, Any]) -> str:
+    runs = sum(one["readings"] for one in found["sets"] if one["name"] in FAMILIES)
+    off = found["utilisation_less_engine_activity"]
+    return (
+        f"The constants were fitted on {runs:,} training runs alone on an H200, with GPM's engine activity for NVML's\n"
+        f"utilisation: where both were read ({off['readings']} readings), their difference is {off['mean']:+.3f} on\n"
+        f"average, and in eight of ten readings between {off['p10']:+.3f} and {off['p90']:+.3f}."
+    )
+
+
 def simulated_table(found: Mapping[str, Any]) -> str:
     titles = ["policy", "demands", "trace", "makespan, relative", "slowdown, mean", "slowdown, p95"]
     known = {"measured": "known", "none": "unknown"}
@@ -335,7 +356,12 @@ def simulated_table(found: Mapping[str, Any]) -> str:
 
 def pages() -> dict[Path, str]:
     found = json.loads(RESULTS.read_text(encoding="utf-8"))
-    tables = (("inferred-errors", errors_table), ("inferred-simulated", simulated_table))
+    tables = (
+        ("inferred-data", data_text),
+        ("inferred-errors", errors_table),
+        ("inferred-rates", rates_table),
+        ("inferred-simulated", simulated_table),
+    )
     return placed((PAGE, mark, f"\n{make(found)}\n") for mark, make in tables)
 
 

@@ -20,6 +20,8 @@ def test_two_tasks_share_a_gpu_whose_activity_is_inferred() -> None:
         assert 0.0 < gpu.sm_active < gpu.risk["sm_active"]
         second = daemon.submit(*light, gpu_memory_mib=1500)
         until(lambda: daemon.client.gpus()[0].tasks == (first, second), "both run on it")
+        assert [entry.activity_source for entry in daemon.client.explain(second).entries] == ["inferred"]
+        assert daemon.client.task(first).attempts[-1].activity_inferred
 
 
 def test_a_busy_gpu_is_refused_by_what_is_inferred() -> None:

@@ -141,18 +141,24 @@ def _attempt(attempt: AttemptView, now: float) -> Facts:
     outcome = outcome_text(attempt.outcome) if attempt.outcome else "runs" if attempt.started_at else "starting"
     began = attempt.started_at or attempt.placed_at
     took = show_s((attempt.ended_at or now) - began)
-    activity = attempt.activity
     return [
         (f"{attempt.number}", f"{outcome}; {moment(began)}, {took}" + (", alone on its GPUs" if attempt.alone else "")),
         ("  blame", BLAME.get(attempt.blame or "", attempt.blame or "")),
         ("  memory", _attempt_memory(attempt)),
         ("  shares", _sharing(attempt)),
-        ("  activity", "" if activity is None else activity_text(lambda name: getattr(activity, name))),
+        ("  activity", _attempt_activity(attempt)),
         ("  energy", show_j(attempt.energy_j) if attempt.energy_j is not None else ""),
         ("  decision", attempt.decision),
         ("  stdout", attempt.stdout),
         ("  stderr", attempt.stderr if attempt.stderr != attempt.stdout else ""),
     ]
+
+
+def _attempt_activity(attempt: AttemptView) -> str:
+    if attempt.activity is None:
+        return ""
+    text = activity_text(lambda name: getattr(attempt.activity, name))
+    return f"{text} (inferred from power and utilisation)" if text and attempt.activity_inferred else text
 
 
 def _attempt_memory(attempt: AttemptView) -> str:

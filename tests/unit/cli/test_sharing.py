@@ -100,6 +100,9 @@ def test_show_prints_sharing_activity_and_energy_of_an_attempt(daemon: FakeDaemo
     assert ["shares", f"under MPS; {guards_phrase((MPS, WATCHDOG))}"] in card
     assert ["activity", "SM activity 41 %, SM occupancy 20 %, DRAM 10 %, any kernel 97 %"] in card  # no tensor activity
     assert ["energy", "2.0 Wh"] in card
+    daemon.tasks = {1: shared(1, activity=BUSY, activity_inferred=True)}
+    (line,) = [line for line in lines("show", "1") if line.split()[0] == "activity"]
+    assert "any kernel 97 % (inferred from" in line
 
 
 def test_show_prints_why_no_limit_holds_a_task(daemon: FakeDaemon) -> None:

@@ -217,6 +217,10 @@ def _attempt_view(task: Task, attempt: Attempt, context: ViewContext, may_see: b
         stdout=stdout,
         stderr=stderr,
         activity=None if activity is None else mirrored(t.ActivityView, activity),
+        activity_inferred=any(
+            gpu in context.state.gpus and context.state.gpus[gpu].capabilities.source == "inferred"
+            for gpu in attempt.placement.gpus
+        ),
         used_s=(attempt.used_s if track is None else max(track.used_s, attempt.used_s)) or None,
         mechanism=None if confinement is None else confinement.mechanism,
         guards=() if confinement is None else tuple(mirrored(t.GuardView, guard) for guard in confinement.guards),
