@@ -4,7 +4,8 @@ It shows whether kernels of some process ran, and approximately for which share 
 SMs those kernels kept busy: a process with one small kernel always running shows 100 %. So the sum is nearer to the
 coarse utilisation than to SM activity, and too high. If processes share the card it can also be too low: on an H200
 (driver 580) only one of two time-sliced processes is listed, and under MPS only the server. It therefore describes the
-GPU as a whole, never one process, and is used only if neither GPM nor DCGM answers.
+GPU as a whole, never one process, and is used only if neither GPM nor DCGM answers and activity cannot be inferred
+from power and utilisation (core/telemetry/inferred_activity.py).
 """
 
 from __future__ import annotations
