@@ -154,7 +154,7 @@ def test_estimators_are_chosen_by_name() -> None:
         ([], "--published18"),
         (["a.jsonl", "--published18"], "--published18"),
         (["nowhere/truth.jsonl"], "cannot be read"),
-        (["--published18", "--gpu", "h2000"], "no GPU"),
+        (["--published18", "--gpu", "h2000"], "is not a known GPU model"),
         (["--published18", "--estimators", "nosuch"], "nosuch"),
         (["--published18", "--estimators", ","], "no name"),
         (["--published18", "--out", "nowhere/x.json"], "cannot be written"),

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from carma.core.model import events as e
+from carma.core.model.decision import UNKNOWN
 from carma.core.model.settings import PlacementRules, Rules, WarmUp
 from carma.core.model.values import AttemptKey, Booking, Estimate, GpuId, TaskId
 from carma.core.policies import goodput, horus, lucid
-from carma.core.scheduling.decision import UNKNOWN
 from carma.core.scheduling.forecast import demand_of
 from carma.core.scheduling.gpu_view import Holder
 from carma.core.scheduling.sharing_model import engine_share, mechanism_of, progress_rates

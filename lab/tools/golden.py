@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from carma.core.model import events as e
+from carma.core.model.decision import Verdict
 from carma.core.model.outcome import Succeeded
 from carma.core.model.values import GpuId
-from carma.core.scheduling.decision import Verdict
 from carma.plugins import POLICIES, names
 from carma.traces import Trace, find
 from carma.traces.table import shipped_table

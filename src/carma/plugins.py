@@ -121,7 +121,7 @@ def load_policy(text: str, settings: Mapping[str, Record] | None = None) -> Poli
     policy = load_one(POLICIES, name)
     if not isinstance(policy, Policy):
         raise PluginError(
-            f"the policy {name!r} is a {type(policy).__name__}, not a carma.core.scheduling.placement.Policy",
+            f"the policy {name!r} is a {type(policy).__name__}, not a carma.core.scheduling.policy.Policy",
             "Tell its author, or choose another policy.",
         )
     return replace(policy, settings=settings[name]) if settings and name in settings else policy

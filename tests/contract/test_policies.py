@@ -7,9 +7,9 @@ from itertools import count
 
 import pytest
 
+from carma.core.model.decision import Ask, Part, Refusal
 from carma.core.model.values import GpuId, TaskId
 from carma.core.policies import magm
-from carma.core.scheduling.decision import Ask, Part, Refusal
 from carma.core.scheduling.gpu_view import GpuView
 from carma.core.scheduling.policy import Move, Policy, Ranked
 from carma.plugins import POLICIES, load_policy, names

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from carma.config import LoadedSettings, describe, load_settings
+from carma.core.model.decision import Ask
 from carma.core.model.settings import Rules
 from carma.core.model.values import ProcessUse, TaskId
-from carma.core.scheduling.decision import Ask
 from carma.core.scheduling.gpu_view import GpuView
 from carma.core.scheduling.placement import Policy, decide
 from carma.core.telemetry.window import Metric, Summary

@@ -11,11 +11,11 @@ import os
 import pytest
 
 from carma import procfs
+from carma.core.model.decision import Decision
 from carma.core.model.events import GpusSampled, TaskEstimated, TaskSubmitted
 from carma.core.model.settings import Gate, Rules, WarmUp, WindowRules
 from carma.core.model.values import Activity, AttemptKey, Estimate, GpuId, GpuSample, ProcessUse, TaskId, TaskSpec
 from carma.core.policies.exclusive import POLICY as EXCLUSIVE
-from carma.core.scheduling.decision import Decision
 from carma.core.scheduling.explanation import explain, waiting
 from carma.core.scheduling.snapshot import views
 from carma.monitor.processes import attribute

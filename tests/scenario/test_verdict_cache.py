@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from carma.core.model.decision import Ask, Part
 from carma.core.model.events import (
     Durable,
     GpuDrained,
@@ -49,7 +50,6 @@ from carma.core.model.values import (
 )
 from carma.core.policies import best_fit, exclusive, goodput, horus, lucid, lug, magm, round_robin
 from carma.core.propose import propose
-from carma.core.scheduling.decision import Ask, Part
 from carma.core.scheduling.gpu_view import GpuView
 from carma.core.scheduling.placement import Policy, Ranked
 from carma.core.state_checkpoint import checkpoint, forget

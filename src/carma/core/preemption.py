@@ -12,13 +12,13 @@ from collections.abc import Collection, Mapping
 from itertools import combinations
 
 from carma.core.checkpoint_request import is_over
+from carma.core.model.decision import Ask
 from carma.core.model.events import PreemptionMissed, PreemptionRequested
 from carma.core.model.outcome import Preempted
 from carma.core.model.status import Queued, Running
 from carma.core.model.task import Task
 from carma.core.model.units import show_s
 from carma.core.model.values import AttemptKey, Record, TaskId
-from carma.core.scheduling.decision import Ask
 from carma.core.scheduling.policy import Move
 from carma.core.scheduling.reservation import fits
 from carma.core.scheduling.scheduling_pass import SchedulingPass

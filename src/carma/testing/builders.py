@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from carma.core.attempt_end import ended
 from carma.core.machine import step
 from carma.core.model.commands import Command
+from carma.core.model.decision import Refusal
 from carma.core.model.events import (
     AnyEvent,
     AttemptStarted,
@@ -44,7 +45,6 @@ from carma.core.model.values import (
 )
 from carma.core.policies.magm import POLICY as MAGM
 from carma.core.propose import propose
-from carma.core.scheduling.decision import Refusal
 from carma.core.scheduling.eligibility import Waiting
 from carma.core.scheduling.explanation import explain, waiting
 from carma.core.scheduling.gpu_view import GpuView

@@ -14,9 +14,9 @@ from itertools import pairwise
 from math import isfinite
 from typing import ClassVar
 
+from carma.core.model.decision import Ask
 from carma.core.model.settings import PlacementRules, Rules
 from carma.core.model.values import Demand, GpuId, TaskId
-from carma.core.scheduling.decision import Ask
 from carma.core.scheduling.gpu_view import GpuView, Holder
 from carma.core.scheduling.policy import Policy
 from carma.testing.builders import World

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from carma.core.model.decision import Ask
 from carma.core.model.settings import PlacementRules, Rules, Sharing
 from carma.core.model.values import AttemptKey, Demand, TaskId
 from carma.core.policies import goodput
 from carma.core.scheduling import forecast as outlooks
-from carma.core.scheduling.decision import Ask
 from carma.core.scheduling.forecast import Forecast, Terms, baseline
 from carma.core.scheduling.gpu_view import Holder, Progress
 from carma.core.scheduling.policy import Policy

@@ -6,9 +6,9 @@ from math import inf
 
 import pytest
 
+from carma.core.model.decision import Ask
 from carma.core.model.values import AttemptKey, Demand, GpuId, GpuSample, TaskId
 from carma.core.policies.goodput import MIN_GAIN
-from carma.core.scheduling.decision import Ask
 from carma.core.scheduling.forecast import Forecast, Sharer, Terms, slowdowns
 from carma.core.scheduling.gpu_view import GpuView, Holder
 from carma.core.scheduling.policy import Waits

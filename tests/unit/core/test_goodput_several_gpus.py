@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from carma.core.model.decision import Ask
 from carma.core.model.settings import Rules
 from carma.core.model.values import Demand, GpuId
 from carma.core.policies import goodput
-from carma.core.scheduling.decision import Ask
 from carma.core.scheduling.forecast import baseline, slowdowns
 from carma.core.scheduling.gpu_view import GpuView, OtherGpu
 from carma.core.scheduling.placement import choose

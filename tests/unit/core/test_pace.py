@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from carma.core.attempt_end import ended
+from carma.core.model.decision import Ask
 from carma.core.model.outcome import Failed
 from carma.core.model.settings import Sharing
 from carma.core.model.values import Alone, AttemptKey, Demand
 from carma.core.policies import first_fit, goodput
-from carma.core.scheduling.decision import Ask
 from carma.core.scheduling.eligibility import ask_of
 from carma.core.scheduling.sharing_model import mechanism_of, progress_rates
 from carma.core.state_checkpoint import adopt, checkpoint, restore

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from carma.core.model.decision import Ask
 from carma.core.model.values import Demand, TaskId
 from carma.core.policies import goodput
-from carma.core.scheduling.decision import Ask
 from carma.core.scheduling.sharing_model import progress_rates
 from carma.core.telemetry.pace import BELIEVED_S, CALM_S
 from tests.unit.core.pace_world import FULL, GPU0, GPU1, HALF, OPEN, begin, track_of, world

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from carma.core.model.decision import Ask, Part
 from carma.core.model.events import GpuDrained, GpuResumed
 from carma.core.model.settings import Gate, PlacementRules, Rules, WarmUp
 from carma.core.model.values import GpuId
 from carma.core.policies import best_fit, exclusive, first_fit, lug, magm, round_robin
-from carma.core.scheduling.decision import Ask, Part
 from carma.core.scheduling.explanation import explain
 from carma.core.scheduling.gpu_view import GpuView
 from carma.core.scheduling.policy import Policy, Rank, Ranked

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from carma.core.model.decision import Ask
 from carma.core.model.events import TaskEstimated, TaskSubmitted
 from carma.core.model.values import AttemptKey, Demand, Estimate, GpuId, TaskId, TaskSpec
 from carma.core.policies import horus, lucid
-from carma.core.scheduling.decision import Ask
 from carma.core.scheduling.gpu_view import Holder
 from carma.core.scheduling.policy import Policy
 from carma.plugins import load_policy

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from carma.core.machine import step
+from carma.core.model.decision import Ask, Part, Refusal
 from carma.core.model.events import GpusFound, GpusSampled, StopRequested, TaskReleased, TaskRestored
 from carma.core.model.settings import Gate, Rules, WarmUp, WindowRules
 from carma.core.model.values import Dependency, GpuId, TaskId
 from carma.core.policies import magm
 from carma.core.propose import propose
-from carma.core.scheduling.decision import Ask, Part, Refusal
 from carma.core.scheduling.gpu_view import GpuView, Holder
 from carma.core.scheduling.placement import Policy, Ranked
 from carma.core.state_checkpoint import checkpoint, forget

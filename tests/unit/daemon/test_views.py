@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from carma.core.model.decision import Refusal, Verdict
 from carma.core.model.events import AttemptStarted, GpuDrained, GpusSampled, StopRequested
 from carma.core.model.outcome import (
     Cancelled,
@@ -23,7 +24,6 @@ from carma.core.model.settings import PlacementRules, Rules
 from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Status
 from carma.core.model.values import Activity, Confinement, GpuId, GpuSample, Guard, Owner
 from carma.core.policies.exclusive import POLICY as EXCLUSIVE
-from carma.core.scheduling.decision import Refusal, Verdict
 from carma.daemon.auth import Identity
 from carma.daemon.views.explanation import explanation
 from carma.daemon.views.server_views import gpu_views

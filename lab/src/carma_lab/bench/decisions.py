@@ -33,12 +33,12 @@ from carma.core.model.values import (
     TaskId,
     TaskSpec,
 )
-from carma.core.policies.magm import POLICY
 from carma.core.propose import propose
 from carma.core.scheduling.explanation import explain, waiting
 from carma.core.scheduling.verdict_cache import VerdictCache
 from carma.core.state import State
 from carma.demo.figures import percentile
+from carma.plugins import load_policy
 from carma.testing.builders import gpu
 from carma_lab.bench.machine import time_ms
 from carma_lab.bench.results_file import Figure
@@ -137,7 +137,7 @@ def loaded_state(
 ) -> tuple[State, float]:
     """A server in the middle of its day, and the time at which it is asked; only placements may be due. `sampled` is
     how often, and how many seconds apart."""
-    state = State(rules, POLICY)
+    state = State(rules, load_policy("magm"))
     found = tuple(map(gpu, range(gpus)))
     step(state, e.GpusFound(START, found))
     first = _queue(state, START, gpus=gpus, memory_mib=GPU_MIB, user=users) if gang else None

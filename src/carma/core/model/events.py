@@ -6,6 +6,7 @@ three) are not stored, because their consequences (a placement, a time limit) ar
 
 from __future__ import annotations
 
+from carma.core.model.decision import Verdict
 from carma.core.model.outcome import Outcome
 from carma.core.model.status import Ending
 from carma.core.model.task import Plan, Task
@@ -26,7 +27,6 @@ from carma.core.model.values import (
     TaskId,
     TaskSpec,
 )
-from carma.core.scheduling.decision import Verdict
 
 
 class Event(Record, frozen=True, tag_field="event"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from carma.core.model.decision import Verdict
 from carma.core.model.outcome import Outcome
 from carma.core.model.status import Estimating, Finished, Status
 from carma.core.model.values import (
@@ -19,7 +20,6 @@ from carma.core.model.values import (
     TaskId,
     TaskSpec,
 )
-from carma.core.scheduling.decision import Verdict
 
 
 class Plan(Record, frozen=True, kw_only=True):

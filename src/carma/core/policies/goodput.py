@@ -13,9 +13,9 @@ from functools import lru_cache, partial
 
 from msgspec.structs import replace
 
+from carma.core.model.decision import Ask, Part, Reason
 from carma.core.model.settings import Rules
 from carma.core.model.values import GpuId, TaskId
-from carma.core.scheduling.decision import Ask, Part, Reason
 from carma.core.scheduling.forecast import (
     ALONE,
     Baseline,

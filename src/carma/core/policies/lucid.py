@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from carma.core.model.decision import Ask, Part, Refusal
 from carma.core.model.values import Demand, GpuId
-from carma.core.scheduling.decision import Ask, Part, Refusal
 from carma.core.scheduling.gpu_view import GpuView, Holder
 from carma.core.scheduling.policy import Policy, Ranked
 from carma.core.scheduling.sharing_model import engine_share

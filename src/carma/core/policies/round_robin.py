@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from carma.core.model.decision import Ask, Part
 from carma.core.model.values import GpuId
-from carma.core.scheduling.decision import Ask, Part
 from carma.core.scheduling.gpu_view import GpuView
 from carma.core.scheduling.policy import Policy, Ranked
 

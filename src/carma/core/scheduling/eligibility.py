@@ -3,11 +3,11 @@ quotas. And what it needs on each GPU."""
 
 from __future__ import annotations
 
+from carma.core.model.decision import RECOVERY, UNKNOWN, Ask
 from carma.core.model.status import Estimating, Finished, Queued
 from carma.core.model.task import Task
 from carma.core.model.units import show_s
 from carma.core.model.values import Record, TaskId
-from carma.core.scheduling.decision import RECOVERY, UNKNOWN, Ask
 from carma.core.scheduling.fairness import Held, wanted_by
 from carma.core.scheduling.quota import PassQuota, limits_of, quota_stop
 from carma.core.state import EARLY_S, State

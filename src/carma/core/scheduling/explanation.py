@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping
 
 from msgspec.structs import replace
 
+from carma.core.model.decision import Decision, Refusal, Verdict
 from carma.core.model.outcome import describe
 from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Running, Starting
 from carma.core.model.task import Task
 from carma.core.model.units import show_s
 from carma.core.model.values import TaskId
 from carma.core.preemption import asked_for
-from carma.core.scheduling.decision import Decision, Refusal, Verdict
 from carma.core.scheduling.eligibility import Waiting, ask_of, why_not_eligible
 from carma.core.scheduling.placement import choose
 from carma.core.scheduling.queue_order import overtaking, queued_ids, tasks_before

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 from math import floor, log
 from typing import NamedTuple
 
+from carma.core.model.decision import Ask
 from carma.core.model.settings import FairnessRules, QuotaRules, Rules
 from carma.core.model.status import Estimating, Queued, Recovering, Running, Starting
 from carma.core.model.task import Task
 from carma.core.model.values import Gpu, GpuId, Placement, Record, TaskId
-from carma.core.scheduling.decision import Ask
 
 HOUR_S = 3600.0
 MINUTE_S = 60.0  # interval at which all levels are updated; at full minutes, so that a replay does the same

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from carma.core.model.decision import Ask
 from carma.core.model.values import AttemptKey, Demand, GpuId, Record
-from carma.core.scheduling.decision import Ask
 from carma.core.scheduling.gpu_view import Holder
 from carma.core.scheduling.sharing_model import Mechanism, by_size, progress_rates
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from math import isnan
 
+from carma.core.model.decision import Ask, Decision, Objection, Part, Refusal
 from carma.core.model.settings import Rules
 from carma.core.model.values import GpuId
-from carma.core.scheduling.decision import Ask, Decision, Objection, Part, Refusal
 from carma.core.scheduling.gpu_view import MAX_JOINT_GPUS, GpuView
 from carma.core.scheduling.policy import Policy as Policy
 from carma.core.scheduling.policy import Ranked as Ranked

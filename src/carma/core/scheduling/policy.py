@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from carma.core.model.decision import Ask, Objection, Part, Refusal
 from carma.core.model.settings import Rules
 from carma.core.model.values import GpuId, Record, TaskId
-from carma.core.scheduling.decision import Ask, Objection, Part, Refusal
 from carma.core.scheduling.gpu_view import GpuView, Holder
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from carma.core.model.decision import RECOVERY, UNKNOWN, Ask, Decision, Objection, Part, Refusal, Verdict
 from carma.core.model.units import show_mib, show_pair_mib
 from carma.core.model.values import Booking, GpuId, Placement, Record
-from carma.core.scheduling.decision import RECOVERY, UNKNOWN, Ask, Decision, Objection, Part, Refusal, Verdict
 from carma.core.scheduling.policy import Ranked
 from carma.core.scheduling.verdicts import Candidate
 

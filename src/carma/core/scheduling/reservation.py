@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from carma.core.model.decision import Ask, Reason
 from carma.core.model.settings import Rules
 from carma.core.model.units import show_s
 from carma.core.model.values import GpuId, Record, TaskId
-from carma.core.scheduling.decision import Ask, Reason
 from carma.core.scheduling.gpu_view import GpuView, Holder
 from carma.core.scheduling.policy import Policy
 from carma.core.scheduling.verdicts import Candidate, requirement_of, takes_tasks, tasks_allowed

@@ -15,11 +15,11 @@ from math import inf
 
 from msgspec.structs import replace
 
+from carma.core.model.decision import RECOVERY, UNKNOWN, Ask, Reason
 from carma.core.model.events import TaskPlaced
 from carma.core.model.settings import Rules
 from carma.core.model.task import Task
 from carma.core.model.values import AttemptKey, GpuId, TaskId
-from carma.core.scheduling.decision import RECOVERY, UNKNOWN, Ask, Reason
 from carma.core.scheduling.eligibility import Eligibility, ask_of, may_start_unestimated
 from carma.core.scheduling.gpu_view import MAX_JOINT_GPUS, GpuView, Holder, OtherGpu, other_gpus_of
 from carma.core.scheduling.placement import KeptFor, choose

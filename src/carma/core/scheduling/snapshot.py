@@ -9,12 +9,12 @@ from __future__ import annotations
 from math import inf
 from typing import NamedTuple
 
+from carma.core.model.decision import RECOVERY, UNKNOWN
 from carma.core.model.settings import Rules
 from carma.core.model.status import Running, Starting
 from carma.core.model.task import Task
 from carma.core.model.units import show_s
 from carma.core.model.values import AttemptKey, Booking, Confinement, Gpu, GpuId, GpuSample, ProcessUse
-from carma.core.scheduling.decision import RECOVERY, UNKNOWN
 from carma.core.scheduling.gpu_view import MAX_JOINT_GPUS, EndDoubt, GpuView, Holder, OtherGpu, Progress, room_mib
 from carma.core.state import EARLY_S, SERVER, State
 from carma.core.telemetry.measurements import HIDDEN_MIB, AttemptOnGpu, Live, Track

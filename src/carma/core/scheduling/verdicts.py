@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import field
 
+from carma.core.model.decision import Ask, Objection, Reason, Refusal
 from carma.core.model.settings import Gate, Rules
 from carma.core.model.units import show_mib, show_pair_mib
 from carma.core.model.values import Demand, Gpu, Record
-from carma.core.scheduling.decision import Ask, Objection, Reason, Refusal
 from carma.core.scheduling.forecast import demand_of
 from carma.core.scheduling.gpu_view import GpuView, Holder
 from carma.core.scheduling.policy import Policy

@@ -10,11 +10,11 @@ since then. Without SM activity, nothing shrinks.
 
 from __future__ import annotations
 
+from carma.core.model.decision import RECOVERY
 from carma.core.model.events import BookingShrunk
 from carma.core.model.status import Running
 from carma.core.model.task import Task
 from carma.core.model.values import Booking, GpuId, TaskId
-from carma.core.scheduling.decision import RECOVERY
 from carma.core.state import State, in_order
 from carma.core.telemetry.measurements import AttemptOnGpu, Track
 from carma.core.telemetry.window import given

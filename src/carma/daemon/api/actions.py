@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from carma.core import preemption as preempt
 from carma.core.model import events as e
 from carma.core.model import status as s
+from carma.core.model.decision import Decision
 from carma.core.model.outcome import Cancelled, describe
 from carma.core.model.task import Task
 from carma.core.model.units import show_s
 from carma.core.model.values import GpuId, TaskId, TaskSpec
-from carma.core.scheduling.decision import Decision
 from carma.core.state import SERVER, State
 from carma.daemon.api import submission_checks as checks
 from carma.daemon.api.handlers import Handlers

@@ -16,12 +16,12 @@ from itertools import chain
 
 from msgspec.structs import replace
 
+from carma.core.model.decision import Decision
 from carma.core.model.outcome import describe_to_others, satisfied
 from carma.core.model.status import Finished, Queued
 from carma.core.model.task import Task
 from carma.core.model.units import show_count
 from carma.core.model.values import ArrayPlace, Dependency, Estimate, Owner, SaveSignal, TaskId, TaskSpec
-from carma.core.scheduling.decision import Decision
 from carma.core.scheduling.eligibility import why_not_eligible
 from carma.core.scheduling.explanation import try_now
 from carma.core.scheduling.quota import limits_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from carma.core.model.decision import Refusal, Verdict
 from carma.core.model.status import Finished, Running, Starting
 from carma.core.model.task import Attempt, Task
 from carma.core.model.values import GpuId
-from carma.core.scheduling.decision import Refusal, Verdict
 from carma.core.scheduling.eligibility import ask_of
 from carma.core.scheduling.explanation import explain
 from carma.core.state import State

@@ -5,8 +5,8 @@ An administrator sees all users, other users only themselves: what a user had an
 
 from __future__ import annotations
 
+from carma.core.model.decision import Ask, Refusal
 from carma.core.model.values import ACTIVITY_METRICS, TaskId
-from carma.core.scheduling.decision import Ask, Refusal
 from carma.core.scheduling.fairness import Account
 from carma.core.scheduling.gpu_view import GpuView
 from carma.core.scheduling.placement import refuse
