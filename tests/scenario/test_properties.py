@@ -38,8 +38,8 @@ from carma.core.propose import propose
 from carma.core.scheduling.explanation import explain, waiting
 from carma.core.scheduling.placement import Policy
 from carma.core.state import State
-from carma.core.state_checkpoint import checkpoint, forget, restore
 from carma.core.telemetry.usage import note
+from carma.daemon.state_checkpoint import checkpoint, forget, restore
 from carma.testing.builders import ALICE, World
 from tests.state_image import image
 

@@ -12,7 +12,7 @@ from carma.core.model.status import Status
 from carma.core.model.task import Plan, Task
 from carma.core.model.transitions import TRANSITIONS
 from carma.core.model.values import Estimate, SaveSignal, TaskId, TaskSpec, WarnSignal
-from carma.core.state_checkpoint import checkpoint, forget
+from carma.daemon.state_checkpoint import checkpoint, forget
 from carma.testing.builders import ALICE, World
 
 Observed = tuple[type[Status] | None, type[e.AnyEvent], type[Status]]

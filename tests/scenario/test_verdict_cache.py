@@ -52,7 +52,7 @@ from carma.core.policies import best_fit, exclusive, goodput, horus, lucid, lug,
 from carma.core.propose import propose
 from carma.core.scheduling.gpu_view import GpuView
 from carma.core.scheduling.placement import Policy, Ranked
-from carma.core.state_checkpoint import checkpoint, forget
+from carma.daemon.state_checkpoint import checkpoint, forget
 from carma.testing.builders import ALICE, BOB, World, gpu
 from tests.state_image import image
 

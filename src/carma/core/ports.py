@@ -272,7 +272,7 @@ class Archive(Protocol):
         self, *, uid: int, command: tuple[str, ...], directory: str, near: bool = False, limit: int = 20
     ) -> Sequence[PastRun]:
         """Runs of the same command by the same user in the same directory, newest first. `near`: of all commands that
-        differ from this one at most in numbers (model/command_pattern.py)."""
+        differ from this one at most in numbers (carma/command_pattern.py)."""
         ...
 
 

@@ -10,9 +10,10 @@ import os
 import pwd
 import socket
 import struct
+from asyncio.trsock import TransportSocket
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from carma.core.model.task import Task
 from carma.core.model.values import Owner, Record
@@ -31,19 +32,13 @@ class Peer(NamedTuple):
     gid: int
 
 
-class PeerSocket(Protocol):
-    """A socket, or asyncio's view of one."""
-
-    def getsockopt(self, level: int, name: int, size: int, /) -> bytes: ...
-
-
-def read_peer(connection: PeerSocket) -> Peer:
+def read_peer(connection: socket.socket | TransportSocket) -> Peer:
     """Ask the kernel. Raises OSError if the connection is gone."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
     return Peer(*_PEERCRED.unpack(raw))
 
 
-PeerReader = Callable[[PeerSocket], Peer]
+PeerReader = Callable[[socket.socket | TransportSocket], Peer]
 
 
 class Identity(Record, frozen=True, kw_only=True):

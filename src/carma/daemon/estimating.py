@@ -19,7 +19,7 @@ from itertools import count
 
 from msgspec.structs import replace
 
-from carma.core.model.command_pattern import pattern
+from carma.command_pattern import pattern
 from carma.core.model.settings import Memory
 from carma.core.model.units import show_s
 from carma.core.model.values import Estimate, Gpu, NoEstimate, Owner, TaskId, TaskSpec

@@ -23,11 +23,11 @@ from carma.core.model.values import AttemptKey, TaskId
 from carma.core.ports import Archive, Loaded, PastRun, Store
 from carma.core.scheduling.placement import Policy
 from carma.core.state import State
-from carma.core.state_checkpoint import adopt
-from carma.core.state_checkpoint import restore as restore_state
 from carma.daemon import found_attempts as finder
 from carma.daemon.loop import Loop
 from carma.daemon.shell import Shell
+from carma.daemon.state_checkpoint import adopt
+from carma.daemon.state_checkpoint import restore as restore_state
 from carma.errors import StoreError
 from carma.launch.attempt_files import AttemptFiles
 

@@ -21,10 +21,10 @@ from carma.core.model.commands import Command
 from carma.core.model.values import TaskId
 from carma.core.propose import propose
 from carma.core.scheduling.verdict_cache import VerdictCache
-from carma.core.state_checkpoint import checkpoint, forget
 from carma.core.telemetry import usage
 from carma.daemon.daemon_log import ErrorLog, log_event
 from carma.daemon.shell import Change, Shell
+from carma.daemon.state_checkpoint import checkpoint, forget
 from carma.errors import CarmaError, StoreError
 
 log = logging.getLogger("carma.daemon")

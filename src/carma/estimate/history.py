@@ -12,7 +12,7 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from carma.core.model.command_pattern import Number, numbers
+from carma.command_pattern import Number, numbers
 from carma.core.model.units import show_mib
 from carma.core.model.values import Demand, Estimate, NoEstimate
 from carma.core.ports import Archive, EstimateRequest, PastRun

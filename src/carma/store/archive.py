@@ -9,7 +9,7 @@ from functools import cache
 import msgspec
 from msgspec.structs import replace
 
-from carma.core.model.command_pattern import pattern
+from carma.command_pattern import pattern
 from carma.core.model.events import Durable
 from carma.core.model.task import Task
 from carma.core.model.values import GpuId, GpuUsage, TaskId

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
-from carma.core.model.command_pattern import pattern
+from carma.command_pattern import pattern
 from carma.core.model.events import Durable, TaskRestored, UseNoted, task_of
 from carma.core.model.status import Finished
 from carma.core.model.task import Task

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from carma.core.model.command_pattern import pattern
+from carma.command_pattern import pattern
 from carma.store import codec
 from carma.store.codec import digest_of, is_short
 from carma.store.store_errors import damaged, empty, foreign, too_new

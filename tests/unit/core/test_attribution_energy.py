@@ -12,8 +12,8 @@ from carma.core.model.events import GpusSampled, MemoryObserved
 from carma.core.model.settings import Gate, Memory, Rules, WarmUp
 from carma.core.model.values import Activity, AttemptKey, GpuId, GpuSample, ProcessUse
 from carma.core.state import State
-from carma.core.state_checkpoint import checkpoint, restore
 from carma.core.telemetry.usage import note
+from carma.daemon.state_checkpoint import checkpoint, restore
 from carma.testing.builders import World
 from tests.unit.core.attribution_world import OPEN, energy, idle_world, spent, taken, track
 

@@ -11,7 +11,7 @@ from carma.core.model.outcome import OutOfMemory
 from carma.core.model.settings import Memory, RecoveryRules, Rules, Sharing
 from carma.core.model.values import Booking, Estimate, GpuId, TaskId
 from carma.core.state import State
-from carma.core.state_checkpoint import adopt, checkpoint, restore
+from carma.daemon.state_checkpoint import adopt, checkpoint, restore
 from carma.testing.builders import World
 
 LOG: msgspec.json.Decoder[Durable] = msgspec.json.Decoder(Durable)

@@ -23,7 +23,7 @@ from carma.core.model.settings import RecoveryRules, Rules
 from carma.core.model.status import Queued, Recovering, Running
 from carma.core.model.values import SaveSignal, TaskId
 from carma.core.state import State
-from carma.core.state_checkpoint import checkpoint, restore
+from carma.daemon.state_checkpoint import checkpoint, restore
 from carma.testing.builders import World
 
 SAVES = SaveSignal(10, 30.0)

@@ -15,7 +15,7 @@ from carma.core.scheduling.explanation import explain, try_now
 from carma.core.scheduling.fairness import CARD
 from carma.core.scheduling.queue_order import queued_ids
 from carma.core.state import State
-from carma.core.state_checkpoint import checkpoint, restore
+from carma.daemon.state_checkpoint import checkpoint, restore
 from carma.testing.builders import ALICE, BOB, World, gpu
 from carma.testing.invariants import validate
 

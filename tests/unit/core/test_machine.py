@@ -47,7 +47,7 @@ from carma.core.policies import exclusive
 from carma.core.scheduling.eligibility import Waiting
 from carma.core.scheduling.explanation import explain
 from carma.core.state import InvalidEvent, State
-from carma.core.state_checkpoint import checkpoint
+from carma.daemon.state_checkpoint import checkpoint
 from carma.testing.builders import ALICE, World, gpu
 
 ONE = TaskId(1)

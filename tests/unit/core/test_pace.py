@@ -13,10 +13,10 @@ from carma.core.model.values import Alone, AttemptKey, Demand
 from carma.core.policies import first_fit, goodput
 from carma.core.scheduling.eligibility import ask_of
 from carma.core.scheduling.sharing_model import mechanism_of, progress_rates
-from carma.core.state_checkpoint import adopt, checkpoint, restore
 from carma.core.telemetry.measurements import FADES_S
 from carma.core.telemetry.pace import BELIEVED_S, CALM_S, MOST_S, NO_DEMAND, alone_of, belief, follow, regroup
 from carma.core.telemetry.usage import note
+from carma.daemon.state_checkpoint import adopt, checkpoint, restore
 from carma.testing.builders import World
 from tests.unit.core.pace_world import (
     FULL,

@@ -14,7 +14,7 @@ from carma.core.policies import magm
 from carma.core.propose import propose
 from carma.core.scheduling.gpu_view import GpuView, Holder
 from carma.core.scheduling.placement import Policy, Ranked
-from carma.core.state_checkpoint import checkpoint, forget
+from carma.daemon.state_checkpoint import checkpoint, forget
 from carma.testing.builders import World, gpu
 
 UNWATCHED = Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False), window=WindowRules(stale_s=1e9))

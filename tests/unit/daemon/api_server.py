@@ -33,13 +33,13 @@ from carma.core.model.values import Activity, AttemptKey, Booking, GpuId, GpuSam
 from carma.core.policies import magm
 from carma.core.propose import propose
 from carma.core.state import State
-from carma.core.state_checkpoint import checkpoint, forget
 from carma.daemon.api.application import make_app
 from carma.daemon.auth import Authenticator, Peer, UserNames
 from carma.daemon.http.http_server import HttpLimits, HttpServer
 from carma.daemon.http.socket_address import Address
 from carma.daemon.runtime import SteadyClock
 from carma.daemon.shell import Shell, Subscription
+from carma.daemon.state_checkpoint import checkpoint, forget
 from carma.paths import Paths
 from carma.store.memory import MemoryStore
 from carma.testing.builders import gpu

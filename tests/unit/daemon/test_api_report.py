@@ -14,7 +14,7 @@ from carma.core.model.status import Finished
 from carma.core.model.task import Attempt, Task
 from carma.core.model.values import Activity, Booking, GpuId, GpuUsage, Owner, Placement, TaskId, TaskSpec
 from carma.core.state import State
-from carma.core.state_checkpoint import checkpoint
+from carma.daemon.state_checkpoint import checkpoint
 from carma.daemon.views.report import HOUR_S, Totals, full_hour, report
 from carma.testing.builders import ALICE, BOB, World
 from carma.wire.report_types import Report

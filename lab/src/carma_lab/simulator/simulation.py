@@ -17,13 +17,12 @@ from carma.core.machine import step
 from carma.core.model import events as e
 from carma.core.model.commands import Command, EstimateTask, LaunchAttempt, PreemptAttempt, StopAttempt, WarnAttempt
 from carma.core.model.outcome import Outcome, Succeeded
-from carma.core.model.status import Finished, Recovering
+from carma.core.model.status import Finished, Recovering, Running, Starting
 from carma.core.model.task import Task
 from carma.core.model.values import AttemptKey, Confinement, Guard, TaskId
 from carma.core.propose import propose
 from carma.core.scheduling.verdict_cache import VerdictCache
 from carma.core.state import State
-from carma.core.state_checkpoint import forget
 from carma.traces import Trace, TraceTask
 from carma_lab.runs import figures as result
 from carma_lab.runs.record import Course, GpuOf, Point, Server
@@ -271,9 +270,11 @@ class Simulation:
     def _stopped(self, key: AttemptKey) -> Iterator[e.AnyEvent]:
         """A stopped process ends at once."""
         runner = self._runners.pop(key, None)
-        status = self.state.tasks[key.task].status
-        outcome = getattr(status, "ending", None)
-        assert outcome is not None
+        match self.state.tasks[key.task].status:
+            case (Starting() | Running()) as status if status.ending is not None:
+                outcome = status.ending
+            case status:
+                raise AssertionError(f"{key} is stopped, but nothing asked for it: {status}")
         if runner is not None:
             self._sampler.changed(runner.boards, self.now)
             self.world.leave(runner, self.now)
@@ -308,7 +309,9 @@ class Simulation:
     def _forget(self) -> None:
         """Removes finished tasks from the core after the next sample: until then it shows their processes."""
         if self._finished:
-            forget(self.state, [task for at, task in self._finished if at < self.now])
+            for at, task in self._finished:
+                if at < self.now:
+                    self.state.drop(task.id)
             self._finished = [entry for entry in self._finished if entry[0] >= self.now]
 
     def _wake_later(self) -> None:

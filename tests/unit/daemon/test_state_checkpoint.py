@@ -11,7 +11,7 @@ from carma.core.model.values import AttemptKey, Dependency, GpuId, TaskId
 from carma.core.ports import Checkpoint
 from carma.core.propose import propose
 from carma.core.scheduling.snapshot import views
-from carma.core.state_checkpoint import checkpoint, forget, restore
+from carma.daemon.state_checkpoint import checkpoint, forget, restore
 from carma.testing.builders import World
 from carma.testing.invariants import validate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carma.core.model.command_pattern import numbers, pattern
+from carma.command_pattern import numbers, pattern
 
 
 @pytest.mark.parametrize(
