@@ -148,7 +148,7 @@ class Cgroups:
         return Cgroup(existing) if existing else None
 
     def names(self) -> list[str]:
-        """Of all cgroups that `create` made here, in this process or another."""
+        """Names of all cgroups that `create` made here, in this process or another."""
         found = set[str]()
         for base in self.bases.values():
             with suppress(OSError):
@@ -265,7 +265,7 @@ def _version_1_base(root: str, controller: str, paths: dict[str, str]) -> str | 
 
 
 def _own_paths(own: str) -> dict[str, str]:
-    """From controller to path; the one of version 2 under the name ""."""
+    """Path by controller; the path of version 2 has the name ""."""
     found: dict[str, str] = {}
     for line in _text(own).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -310,7 +310,7 @@ def _text(path: str) -> str:
 
 
 def _write(path: str, text: str) -> None:
-    """Without O_CREAT: in a cgroup directory that would be refused, elsewhere it would hide a mistake."""
+    """Writes without O_CREAT: in a cgroup directory that would be refused, elsewhere it would hide a mistake."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode("ascii"))

@@ -104,7 +104,7 @@ class Client:
                 return view
 
     def wait(self, task: int, timeout_s: float | None = None) -> t.TaskView:
-        """Until the task has finished, or for `timeout_s`."""
+        """Waits until the task has finished, or for `timeout_s`."""
         return self.task(task, wait_s=1e9 if timeout_s is None else timeout_s)
 
     def story(self, task: int) -> list[t.StoryLine]:
@@ -128,7 +128,7 @@ class Client:
     def open_logs(
         self, task: int, *, stream: str, attempt: int | None, tail: int | None = None, follow: bool = False
     ) -> Logs:
-        """As `logs`, with the offset at which to continue after the daemon was restarted."""
+        """The output as `logs` gives it, with the offset at which to continue after the daemon was restarted."""
         limit_s = None if follow else self._timeout_s
         reply = self._send(
             "logs", task, timeout_s=limit_s, stream=stream, attempt=attempt, tail=tail, follow=follow or None

@@ -68,7 +68,7 @@ class WrongState(Refused, code="wrong_state"):
 
 
 class NoCapacity(CarmaError, code="no_capacity", exit_code=75, http_status=409):
-    """With --nonblock: the task cannot start now; it was not queued."""
+    """The task cannot start now and was not queued (--nonblock)."""
 
 
 class NotFound(CarmaError, code="not_found", exit_code=4, http_status=404):

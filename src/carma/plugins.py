@@ -134,8 +134,8 @@ def unknown(word: str, name: str, known: tuple[str, ...]) -> BadSettings:
 
 
 def _find(group: str) -> dict[str, EntryPoint]:
-    """By name. A package that is found twice (installed, and in the working directory) is one plugin. Two packages with
-    the same name are an error: otherwise the order of sys.path would decide."""
+    """Entry points by name. A package that is found twice (installed, and in the working directory) is one plugin. Two
+    packages with the same name are an error: otherwise the order of sys.path would decide."""
     found: dict[str, EntryPoint] = {}
     for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
         other = found.setdefault(point.name, point)

@@ -121,7 +121,7 @@ class Link:
         return self._read_head()
 
     def _await(self, timeout_s: float | None) -> None:
-        """Until the answer begins. A busy daemon gets the whole time limit, a stopped one does not."""
+        """Waits until the answer begins. A busy daemon gets the whole time limit, a stopped one does not."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = _CHECK_S if until is None else min(_CHECK_S, max(0.0, until - time.monotonic()))

@@ -209,7 +209,8 @@ def target_gpus(wanted: str | None, count: int) -> tuple[Gpu, ...]:
 
 
 def _matches(gpu: Gpu, wanted: str) -> bool:
-    """By index, by UUID or its beginning (as in CUDA_VISIBLE_DEVICES), or by the driver's name of the GPU."""
+    """Whether a word names the GPU: its index, its UUID or the beginning of it (as in CUDA_VISIBLE_DEVICES), or its
+    model."""
     is_uuid = wanted.startswith(("GPU-", "MIG-")) and len(wanted) > 4 and gpu.id.startswith(wanted)
     return is_uuid or wanted == str(gpu.index) or wanted.casefold() == gpu.name.casefold()
 

@@ -153,7 +153,7 @@ def print_rich(renderable: RenderableType) -> None:
 
 
 def _lines(renderable: RenderableType, wide: bool = False, least: int = 0) -> list[str]:
-    """Without trailing blanks. No markup and no highlighting: the text of a user is printed as it is."""
+    """Lines without trailing blanks. No markup and no highlighting: the text of a user is printed as it is."""
     from rich.console import Console
 
     width = MAX_WIDTH if wide else max(least, terminal_width())
@@ -223,7 +223,7 @@ def spinner(text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
 
 
 def safe(text: str) -> str:
-    """Without control characters: a name or a command must not control the terminal."""
+    """The text without control characters: a name or a command must not control the terminal."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text.replace("\n", " "))
 
 

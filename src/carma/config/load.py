@@ -56,7 +56,7 @@ class _Given(NamedTuple):
 
 
 def settings_of(flags: Mapping[str, object]) -> Settings:
-    """These values and defaults, without files and environment, so that a run can be repeated."""
+    """Settings of these values and the defaults, without files and environment, so that a run can be repeated."""
     return load_settings(None, {}, flags).settings
 
 
@@ -106,7 +106,7 @@ def _all_given(
     unusable: list[str],
     problems: list[str],
 ) -> Iterator[_Given]:
-    """In increasing order of precedence."""
+    """All given values, in increasing order of precedence."""
     for file in (paths.system_config_file, paths.config_file) if paths is not None else ():
         if file is not None:
             yield from _from_file(file, unusable, problems)

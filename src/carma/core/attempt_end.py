@@ -57,7 +57,7 @@ def _share_a_gpu(state: State, one: AttemptKey, other: AttemptKey) -> bool:
 
 
 def record_end(state: State, attempt: Attempt, key: AttemptKey, at: float, guilty: bool) -> None:
-    """To be called before an ended attempt leaves its GPUs. `guilty`: it caused its own OOM."""
+    """Records the end. The caller then removes the attempt from its GPUs. `guilty`: it caused its own OOM."""
     recent = at - state.rules.window.stale_s
     for gpu in attempt.placement.gpus:
         live = state.live_of(gpu)

@@ -91,7 +91,7 @@ def asked_to_move(state: State, now: float) -> list[PreemptionRequested]:
 
 
 def _may_be_moved(state: State, task: Task, now: float) -> bool:
-    """At most once per task: it could return to the same neighbours and be moved for ever."""
+    """Whether the task was not moved before: it could return to the same neighbours and be moved for ever."""
     left = (isinstance(one.outcome, Preempted) and one.outcome.by == CARMA for one in task.attempts)
     return may_be_asked(state, task, now) and not any(left)
 

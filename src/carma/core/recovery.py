@@ -88,7 +88,7 @@ def not_enough_mib(attempt: Attempt) -> int | None:
 
 
 def next_step(task: Task, rules: Rules, gpus: tuple[Gpu, ...]) -> Retry | GiveUp:
-    """For a task whose newest attempt has ended; `gpus` are those that take tasks, largest first.
+    """Decides what follows the end of the newest attempt; `gpus` are those that take tasks, largest first.
 
     Pure, and bounded: every Retry counts an attempt, except after a preemption.
     """
@@ -217,7 +217,7 @@ def _next_rung(
 
 
 def _next_booking_mib(attempt: Attempt, outcome: OutOfMemory, rules: Rules, largest_mib: int, again: bool) -> int:
-    """Never less than the last booking. `again`: the first retry of an attempt whose request is known."""
+    """The next booking, never less than the last. `again`: the first retry of an attempt whose request is known."""
     booked = _first_booking_mib(attempt)
     # An attempt that the watchdog stopped requested nothing, but held its peak. An attempt that requested all of its
     # memory at once may have no observed peak.

@@ -281,7 +281,7 @@ def in_order(names: Collection[Name], order: Collection[Name]) -> list[Name]:
 
 
 def _still_on(before: Task, task: Task) -> Placement | None:
-    """Where it is, if it is active as it was and stands in the same indices."""
+    """The task's place, if its status changed but it stays active in the same indices."""
     status = task.status
     if status is not before.status or task.spec is not before.spec or len(task.attempts) != len(before.attempts):
         return None

@@ -104,12 +104,12 @@ class Estimates:
         return answer, request.fingerprint
 
     def close(self) -> None:
-        """At the end of the daemon. The callers of `ask` cancel their own calls."""
+        """Called at the end of the daemon. The callers of `ask` cancel their own calls."""
         self._cancel_s = CANCEL_AT_CLOSE_S
         self._quick_thread.close(wait_s=0.0)
 
     def fingerprint_of(self, task: TaskId) -> str:
-        """Of the command of a task that is being estimated; "" if it is not known yet."""
+        """Fingerprint of the command of a task that is being estimated; "" if it is not known yet."""
         return self._fingerprint_of.get(task, "")
 
     def stage(self, task: TaskId) -> str:

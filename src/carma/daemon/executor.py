@@ -163,7 +163,7 @@ class Executor:
         return not self.launcher.has_order(key)
 
     def _launch_if_in_place(self, order: LaunchOrder) -> None:
-        """Not after the database was removed: another daemon may own the directories of attempts by then."""
+        """Launches unless the database was removed: another daemon may own the directories of attempts by then."""
         if self._shell.store.in_place():
             self.launcher.launch(order)
 

@@ -61,7 +61,7 @@ class Loop:
         self._late_stops: dict[AttemptKey, StopRequested] = {}  # carried out and not stored yet
 
     async def run(self) -> None:
-        """Until cancelled, or until the writer cannot go on."""
+        """Runs until it is cancelled or the writer cannot go on."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.writer.run(), name="writer")
             group.create_task(self._sample_always(), name="samples")
@@ -69,7 +69,7 @@ class Loop:
             group.create_task(self._poll_always(), name="attempts")
 
     async def close(self) -> None:
-        """After `run` was cancelled; `writer.close` follows."""
+        """Called after `run` was cancelled; `writer.close` follows."""
         with contextlib.suppress(TimeoutError):  # a driver that hangs does not delay the end
             async with asyncio.timeout(2.0):
                 await self._sampler_thread.call(self._sampler.close)
@@ -217,7 +217,8 @@ class Loop:
             log.error("%s left running: SIGKILL does not end them", show_count(len(shell.state.active), "task"))
 
     async def _stop_unrecorded(self, limit_s: float) -> None:
-        """On a full disk: signals need no record. The next daemon reads from the runners how the attempts ended."""
+        """Stops attempts on a full disk: signals need no record. The next daemon reads from the runners how the
+        attempts ended."""
         state, now, executor = self._shell.state, self._shell.clock.now(), self.executor
         keys = tuple(state.active.values())
         for key in keys:

@@ -43,7 +43,7 @@ class SteadyClock:
 
     @property
     def ahead_s(self) -> float:
-        """By how much it was ahead of the wall clock at the start."""
+        """Seconds by which this clock was ahead of the wall clock at the start."""
         return max(0.0, self._not_before - self._wall_at)
 
     def now(self) -> float:

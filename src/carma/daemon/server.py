@@ -67,7 +67,7 @@ class DaemonParts(NamedTuple):
 
 
 async def serve(paths: Paths, loaded: LoadedSettings, store: SqliteStore, ready: Callable[[], None]) -> int:
-    """Until the daemon is told to stop. Raises the error that ended it."""
+    """Serves until the daemon is stopped. Raises the error that ended it."""
     asyncio.get_running_loop().set_exception_handler(ErrorLog())
     parts = _build(paths, loaded, store)
     address = Address(paths.socket, mode=0o666 if os.geteuid() == 0 else 0o600)  # root's daemon serves all users
@@ -240,7 +240,8 @@ def _make_launcher(paths: Paths, loaded: LoadedSettings, source: GpuSource, gpus
 
 
 def _make_estimates(shell: Shell, source: GpuSource, gpus: tuple[Gpu, ...]) -> Estimates:
-    """Where tasks are simulated, no trial run can tell anything: the estimator that needs them is left out."""
+    """Builds the estimators. If tasks are simulated, the one that needs trial runs is left out: a trial run tells
+    nothing."""
     rules = shell.settings.rules
     memory, trials = rules.memory, None
     if source.trials:
@@ -271,7 +272,7 @@ def _as_submitter(loaded: LoadedSettings) -> bool:
 
 
 def _attempt_cgroups(paths: Paths) -> AttemptCgroups | None:
-    """Where each attempt gets a cgroup; None if this daemon cannot create any. No controller is enabled: with one,
+    """The cgroups of attempts; None if this daemon cannot create any. No controller is enabled: with one,
     systemd could not start the daemon again while tasks run in cgroups below its unit (EBUSY, systemd pull request
     41304)."""
     found = cgroups.find(enable=False)

@@ -120,7 +120,7 @@ class Shell:
     # Changes.
 
     async def commit(self, events: Sequence[Durable]) -> None:
-        """Until these events are durable and stepped."""
+        """Waits until these events are durable and stepped."""
         await self.change(lambda _state: events)
 
     async def change(self, make: Make) -> None:
@@ -146,11 +146,11 @@ class Shell:
         return await self._read_threads[slow].call(function)
 
     def find(self, task: TaskId) -> Task | None:
-        """From memory or the archive. Reads the archive on the event loop: only for single tasks."""
+        """A task from memory or the archive. Reads the archive on the event loop: only for single tasks."""
         return self.state.tasks.get(task) or self.archive.task(task)
 
     async def look_up(self, task: TaskId) -> Task:
-        """From memory or the archive. Raises NotFound."""
+        """A task from memory or the archive. Raises NotFound."""
         found = self.state.tasks.get(task) or await self.read(lambda: self.archive.task(task))
         if found is None:
             raise no_such_task(task)

@@ -46,8 +46,8 @@ def restore(rules: Rules, policy: Policy, checkpoint: Checkpoint | None) -> Stat
 
 
 def adopt(state: State) -> None:
-    """At the end of a replay: the running attempts were started by an earlier daemon. An attempt that had settled then
-    stays settled, as it would have without the restart."""
+    """Marks the running attempts at the end of a replay: an earlier daemon started them. An attempt that had settled
+    then stays settled, as it would have without the restart."""
     for task_id, key in state.active.items():
         for seen in state.tracks[key].on.values():
             seen.adopted = True

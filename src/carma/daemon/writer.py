@@ -66,7 +66,8 @@ class Writer:
             await asyncio.sleep(0)  # other tasks of the event loop run between two turns
 
     async def close(self) -> None:
-        """After `run` was cancelled: save what makes the next start quick, then close the shell."""
+        """Called after `run` was cancelled: saves a checkpoint, so that the next start is quick, and closes the
+        shell."""
         try:
             if self._shell.failure is None:
                 await self._note_usage()

@@ -132,7 +132,7 @@ OLD_NAMES = {
 
 
 def _energy(joules: float) -> str:
-    """With one more digit than usual, because the table compares two runs."""
+    """An energy with one more digit than usual, because the table compares two runs."""
     return f"{joules / 3.6e6:.2f} kWh" if joules >= 3.6e6 else show_j(joules)
 
 

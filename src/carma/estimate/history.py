@@ -128,7 +128,7 @@ def _alike(usable: Sequence[PastRun], request: EstimateRequest) -> tuple[list[Pa
 
 
 def _near(runs: Sequence[PastRun], request: EstimateRequest, exact: NoEstimate) -> Estimate | NoEstimate:
-    """From runs that differ in the same single number."""
+    """Estimate from runs that differ in the same single number."""
     wanted = numbers(request.spec.command)
     by_place = _by_place(runs, wanted)
     if not by_place:

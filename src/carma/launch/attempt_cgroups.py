@@ -56,7 +56,7 @@ class AttemptCgroups:
         self._open(key).kill(KILL_LIMIT_S)
 
     def remove(self, key: AttemptKey) -> None:
-        """Its limits are removed with it. A cgroup that still contains processes stays."""
+        """Removes the cgroup with its limits. A cgroup that still contains processes stays."""
         with contextlib.suppress(OSError):
             self._open(key).remove()
 
@@ -71,7 +71,7 @@ class AttemptCgroups:
 
 
 class LimitFailed(Exception):
-    """There are no limits on this machine, the driver refused to set one, or it reports another one than was set."""
+    """This machine has no limits, the driver refused to set one, or it reports another one than was set."""
 
 
 class NvmlLimiter:

@@ -61,7 +61,7 @@ class AttemptFiles:
         self.directory = os.path.abspath(directory)
 
     def path(self, key: AttemptKey, name: str = "") -> str:
-        """Without a name: the attempt's own directory, with a slash at its end."""
+        """Path of a file; without a name the attempt's own directory, with a slash at its end."""
         return os.path.join(self.directory, str(key), name)
 
     def attempts(self) -> Iterator[AttemptKey]:

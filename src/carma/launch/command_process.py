@@ -193,7 +193,8 @@ def reader_of(fd: int) -> int | None:
 
 
 def execute(order: dict[str, Any]) -> NoReturn:
-    """Not os.execvpe: it imports a module at this point, which the submitter may not be allowed to read."""
+    """Replaces the process by the command. os.execvpe is not used: it imports a module at this point, which the
+    submitter may not be allowed to read."""
     command, environment = order["command"], order["environment"]
     if not command or not command[0]:
         raise CannotStart("cannot start an empty command")

@@ -79,7 +79,7 @@ class ConfinementRecords:
         return any(has_open(pid, self.device_files) for pid in self.trees.members({key: started}))
 
     def mps_state(self, key: AttemptKey, started: Started | None, ended_at: float) -> MpsState:
-        """Of an attempt that has ended."""
+        """State of the MPS server of an attempt that has ended."""
         record, mps = self._of(key), self._mps(key)
         if record is None or started is None:
             return MpsState(used=record is not None and record.server is not None)

@@ -79,7 +79,7 @@ def judge_exit(record: ExitRecord, words: LastWords, stop: StopRecord | None = N
 
 
 def mps_disruption(failed: Failed, text: str, mps: MpsState) -> Disrupted | None:
-    """For an attempt under one of our MPS servers that was not asked to end."""
+    """The disruption of an attempt under one of our MPS servers that was not asked to end."""
     failure = find_mps_failure(text) if ended_by_itself(failed.code) else ""
     if failure:
         return Disrupted(f"MPS failed it: {failure}")
@@ -96,7 +96,7 @@ def killed_for_memory(record: ExitRecord, code: int, words: LastWords) -> bool:
 
 
 def ended_by_itself(code: int) -> bool:
-    """Not killed by another process. 128+N is also the code of a shell whose command was ended by signal N."""
+    """Whether no other process killed it. 128+N is also the code of a shell whose command was ended by signal N."""
     return not 128 < code < 128 + signal.NSIG or code - 128 in _OWN_ENDS
 
 
@@ -111,7 +111,8 @@ def failure_message(record: ExitRecord, words: LastWords, stop: StopRecord | Non
 
 
 def _last_line(text: str) -> str:
-    """For a program that did not end by an exception: usage errors, `No module named …`, messages of a shell."""
+    """The last line of a program that did not end by an exception: usage errors, `No module named …`, messages of a
+    shell."""
     lines = (line.strip() for line in reversed(text.splitlines()[-20:]))
     found = next((line for line in lines if line), "")
     return "".join(letter if letter.isprintable() else " " for letter in found)[:200]

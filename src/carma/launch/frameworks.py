@@ -104,8 +104,8 @@ class _Search:
         return []
 
     def _resolve(self, program: str) -> str | None:
-        """As the launch does: by the task's own PATH, from its own directory. Links are not resolved: the place of its
-        link identifies a virtual environment."""
+        """The path of a program, found as the launch finds it: by the task's PATH, from its directory. Links are not
+        resolved, because a virtual environment is identified by the place of its link."""
         paths = [os.path.join(self.directory, program)] if "/" in program else self._in_path(program)
         return next((path for path in paths if is_program(path)), None)
 

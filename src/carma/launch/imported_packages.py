@@ -116,7 +116,7 @@ def _venv_settings(home: str) -> dict[str, str] | None:
 
 
 def _user_base(environment: Mapping[str, str], flags: set[str]) -> str | None:
-    """Where `pip install --user` installs; None if that is switched off."""
+    """Directory to which `pip install --user` installs; None if that is switched off."""
     if environment.get("PYTHONNOUSERSITE") or flags & set("Is"):
         return None
     home = environment.get("HOME")

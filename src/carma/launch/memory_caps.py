@@ -187,7 +187,7 @@ def _cupy_mib(text: str, total_mib: int) -> float | None:
 
 
 def _claimed(found: Frameworks, share: Share, environment: dict[str, str], named: str, theirs: float | None) -> Capped:
-    """With a guard if the limit certainly holds."""
+    """The limit, with a guard if it certainly holds."""
     if not share.uniform:
         return Capped(environment=environment, note=f"its GPUs differ in size, so a fraction does not bound {named}")
     if not found.certain:

@@ -123,7 +123,7 @@ class Control:
         return self._identify(read_foreign(self.directory, f"{CONTROL}.pid", self.owner.uid).strip(), CONTROL)
 
     def children(self, control: ProcessIdentity) -> tuple[ProcessIdentity, ...]:
-        """Its servers, found among all processes."""
+        """Servers of the control daemon, found among all processes."""
         pids = (one.pid for one in procfs.processes().values() if one.parent == control.pid and not one.ended)
         found = (self._identify(str(pid), SERVER) for pid in pids)
         return tuple(one for one in found if one is not None)

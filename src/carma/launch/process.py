@@ -292,9 +292,10 @@ class ProcessLauncher:
     # Signals and process trees.
 
     def signal(self, key: AttemptKey, signal: int) -> None:
-        """Until the command has started, a request to stop is left for the runner. The runner looks for the request
-        after it has recorded the start, and this method looks for the start after it has left the request, so one of
-        the two sees the other. A further SIGKILL ends a runner that does not answer, and continues a stopped one."""
+        """Signals the command. Until it has started, a request to stop is left for the runner. The runner looks for the
+        request after it has recorded the start, and this method looks for the start after it has left the request, so
+        one of the two sees the other. A further SIGKILL ends a runner that does not answer, and continues a stopped
+        one."""
         started = self._known(key)
         requested = self.files.exists(key, records.STOP)
         if signal in STOPPING and self.files.exists(key):

@@ -61,8 +61,9 @@ class ProcessTrees:
         return extra
 
     def signal(self, key: AttemptKey, started: Started, number: int) -> None:
-        """From the root down, so that a shell does not go on to its next command. SIGKILL is repeated until no new
-        process appears. Other signals are sent once: a program may answer them by starting a clean-up process."""
+        """Signals the tree from the root down, so that a shell does not go on to its next command. SIGKILL is repeated
+        until no new process appears. Other signals are sent once: a program may answer them by starting a clean-up
+        process."""
         signalled: set[ProcessIdentity] = set()
         runner = started.runner
         if number == signal.SIGKILL and self._groups is not None and not procfs.alive(runner.pid, runner.start_ticks):
@@ -88,7 +89,8 @@ class ProcessTrees:
 
 
 def by_descent(table: Table, known: Mapping[AttemptKey, Started]) -> dict[int, AttemptKey]:
-    """By parents and by session. A session does not count if another process has the pid of its leader by now."""
+    """Processes of the tree, by parents and by session. A session does not count if another process has the pid of its
+    leader by now."""
     roots: dict[int, AttemptKey] = {}
     sessions: dict[int, AttemptKey] = {}
     runners: set[int] = set()
@@ -112,7 +114,7 @@ def lives(table: Table, pid: int, start_ticks: int) -> bool:
 
 
 def ancestors(table: Table, pid: int) -> Iterator[int]:
-    """From its parent upwards."""
+    """Ancestors, from the parent upwards."""
     steps = 0
     while (one := table.get(pid)) is not None and steps < len(table):
         pid = one.parent

@@ -75,7 +75,8 @@ def main() -> int:
 
 
 def read_order() -> dict[str, Any] | None:
-    """From standard input, a file in memory: the order contains the submitter's environment and is never on a disk."""
+    """Reads the order from standard input, a file in memory: it contains the submitter's environment and is never on a
+    disk."""
     data = b""
     while piece := os.pread(0, 1 << 20, len(data)):
         data += piece
@@ -204,8 +205,8 @@ class SupervisedAttempt:
             raise NotStarted(signal=stop["signal"], message="stopped before it started")
 
     def own_logs(self) -> dict[str, int]:
-        """By stream: files in the attempt's directory, which only the daemon's user can change. If the submitter named
-        a file, the child opens it with the submitter's rights."""
+        """Log files by stream, in the attempt's directory, which only the daemon's user can change. If the submitter
+        named a file, the child opens it with the submitter's rights."""
         logs: dict[str, int] = {}
         identity = self.order.get("identity")
         for stream in child.STREAMS:

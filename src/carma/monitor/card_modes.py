@@ -83,7 +83,7 @@ def _card(nvml: Nvml, index: int) -> CardFacts:
 
 
 def _gpm(nvml: Nvml, handle: Any) -> Literal["offered", "absent", "forbidden"]:
-    """Of a card that has GPM. The first snapshot shows whether this user may read it."""
+    """How a card offers GPM. The first snapshot shows whether this user may read it."""
     snapshot = ask(nvml, "nvmlGpmSampleAlloc")
     if snapshot is None:
         return "absent"

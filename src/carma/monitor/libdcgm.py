@@ -147,7 +147,7 @@ class Libdcgm:
         return [Entity(GPU, number) for number in numbers[: count.value]]
 
     def instances(self, handle: int) -> list[tuple[str, int, Entity]]:
-        """Of cards in MIG mode: the card's UUID, the GPU instance's number in NVML, the entity."""
+        """Instances of cards in MIG mode: the card's UUID, the GPU instance's number in NVML, the entity."""
         hierarchy = _MigHierarchy(version=version_of(_MigHierarchy, 2))
         self._call("dcgmGetGpuInstanceHierarchy", handle, byref(hierarchy))
         entries = hierarchy.entries[: min(hierarchy.count, MAX_HIERARCHY)]

@@ -65,7 +65,7 @@ class NvmlSampler:
             raise NoGpus("; ".join(self._problems) or "The NVIDIA driver answers and knows of no GPU.", _HINT)
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """Those of the start, and the changes of later openings. A card that stops answering stays, with a fault."""
+        """GPUs of the first opening, changed by later ones. A card that stops answering stays, with a fault."""
         return tuple(sorted((gpu for gpu, _ in self._known.values()), key=lambda gpu: gpu.index))
 
     def problems(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class NvmlSampler:
         return samples
 
     def sample_memory(self, gpus: Sequence[GpuId], at: float) -> tuple[GpuSample, ...]:
-        """Only notices that the driver has gone; `sample` opens it again."""
+        """Samples memory. It notices that the driver has gone; `sample` opens it again."""
         if self._closed:
             return _faulty(gpus, at, "the sampler is closed")
         return self._read_all(gpus, at, GpuDevice.sample_memory)

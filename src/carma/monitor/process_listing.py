@@ -110,7 +110,8 @@ def same_pid(pid: int) -> int:
 
 
 def translation(environment: Mapping[str, str], proc: Path = PROC) -> Callable[[int], int]:
-    """From the driver's pids to ours: `same_pid` unless this is a namespace and the host's /proc can be read."""
+    """Function from the driver's pids to ours: `same_pid` unless this is a namespace and the host's /proc can be
+    read."""
     given = environment.get("HOST_PROC")
     if not given or Path(given) == proc:
         return same_pid
@@ -123,7 +124,8 @@ def translation(environment: Mapping[str, str], proc: Path = PROC) -> Callable[[
 
 
 def pids_of(process: int | str, proc: Path = PROC) -> tuple[int, ...]:
-    """Its pids, from the namespace that `proc` shows to the innermost; empty if it has ended or the kernel is old."""
+    """Pids of a process, from the namespace that `proc` shows to the innermost; empty if it has ended or the kernel is
+    old."""
     return tuple(int(word) for word in procfs.status_field(process, b"NSpid", str(proc)))
 
 

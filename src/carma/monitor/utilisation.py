@@ -54,7 +54,7 @@ class UtilisationReader:
         return self._last
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Does nothing: there is nothing to free."""
 
 
 def _sum(entries: list[Any]) -> float | None:

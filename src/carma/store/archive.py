@@ -62,7 +62,7 @@ class SqliteArchive:
         return TaskPage(tasks, more=False)
 
     def _listed(self, body: str, read: ReadPart) -> Task:
-        """Without the environment, which lists do not show and which can have megabytes."""
+        """The task without its environment, which lists do not show and which can have megabytes."""
         task = codec.read_task(body)
         return self._parts.unpack(replace(task, spec=replace(task.spec, environment={})), read)
 

@@ -52,7 +52,7 @@ def write(value: msgspec.Struct | Value) -> str:
 
 
 def write_event(event: Durable) -> str:
-    """As `write`, with a test that it reads back: NaN, for example, would be written as null."""
+    """Writes the event and tests that it reads back: NaN, for example, would be written as null."""
     body = write(event)
     try:
         read_event(body)

@@ -45,7 +45,7 @@ class LastEventRecord:
             self._descriptor = os.open(record_of(path), os.O_RDWR | os.O_CREAT, 0o600)
 
     def write(self, sequence: int) -> None:
-        """To be called only after the commit of that event was synced."""
+        """Writes the number of an event. Called only after the commit of that event was synced."""
         if self._descriptor >= 0 and self._file is not None:
             with contextlib.suppress(OSError):
                 os.pwrite(self._descriptor, _RECORD.format(sequence, *self._file).encode(), 0)

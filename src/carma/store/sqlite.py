@@ -163,8 +163,9 @@ class SqliteStore(SqliteArchive):
         self._record.close()
 
     def _reserve(self, count: int) -> None:
-        """Without an fsync: the append that uses an id makes both durable, and an id that was lost with its append was
-        never acknowledged. There is one writer, so the rest of the previous block continues in this one."""
+        """Reserves a block of ids without an fsync: the append that uses an id makes both durable, and an id that was
+        lost with its append was never acknowledged. There is one writer, so the rest of the previous block continues in
+        this one."""
         with self._database.writing("reserve task ids in", relaxed=True) as connection:
             row = connection.execute(
                 "UPDATE meta SET value = value + ? WHERE name = 'next_task_id' RETURNING value", (count,)

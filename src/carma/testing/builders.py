@@ -144,7 +144,7 @@ class World:
         return number
 
     def start(self, *ids: TaskId, mib: int | None = None) -> None:
-        """These tasks (default: all placed ones) start and hold memory on their GPUs."""
+        """Starts these tasks (default: all placed ones) and lets them hold memory on their GPUs."""
         for task_id in ids or tuple(self.state.active):
             key = self.state.active[task_id]
             self.emit(AttemptStarted(self.now, key, 10_000 + task_id))

@@ -41,7 +41,7 @@ class _Run:
             self.end(plan.outcome, at + (plan.after_s or 0.0))
 
     def end(self, outcome: Outcome, at: float) -> None:
-        """Without effect if it ends earlier."""
+        """Ends an attempt at a time; no effect if it ends earlier."""
         if self.ending is None or at < self.ending[0]:
             self.ending = at, outcome
 
@@ -126,5 +126,5 @@ class FakeLauncher:
         return key in self._runs
 
     def release(self, key: AttemptKey) -> None:
-        """Only recorded: a key is never started twice."""
+        """Records the release: a key is never started twice."""
         self.released.append(key)

@@ -85,7 +85,8 @@ def _tasks(state: State) -> list[str]:
 
 
 def _preempted(task: Task) -> list[str]:
-    """Only tasks with a checkpoint signal are preempted, and a preemption is never the end of a task."""
+    """Checks that only tasks with a checkpoint signal are preempted, and that a preemption is never the end of a
+    task."""
     broken: list[str] = []
     asked = isinstance(task.status, Running) and task.status.preempting is not None
     left = any(isinstance(attempt.outcome, Preempted) for attempt in task.attempts)

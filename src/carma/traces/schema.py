@@ -84,7 +84,7 @@ class TraceTask(Record, frozen=True, kw_only=True):
 
     @property
     def demand(self) -> Demand:
-        """On each GPU that it uses."""
+        """Demand on each GPU that the task uses."""
         return Demand(self.sm_active, self.sm_occupancy, self.dram_active, self.gr_active, self.power)
 
     @property

@@ -76,7 +76,7 @@ def measure(
     environ: Mapping[str, str],
     progress: Callable[[int], None] = lambda _rows: None,
 ) -> Calibration:
-    """On the GPU of that UUID, the only visible one; `progress` gets the number of rows so far.
+    """Measures the GPU of that UUID, the only visible one; `progress` gets the number of rows so far.
 
     Ctrl-C ends measuring and removes all its files.
     """
@@ -143,7 +143,7 @@ def _kept_once(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def _wait(process: subprocess.Popen[bytes], until_s: float, rows: Path, progress: Callable[[int], None]) -> None:
-    """Until the process ends or the time is over; the caller then kills it, and it counts as failed."""
+    """Waits until the process ends or the time is over. The caller then kills it, and it counts as failed."""
     while process.poll() is None and time.monotonic() < until_s:
         progress(_count(rows))
         try:

@@ -107,7 +107,7 @@ def identity_for(owner: Owner) -> dict[str, object] | None:
 
 @functools.lru_cache(maxsize=8)
 def folder_digest(folder: Path) -> str:
-    """Of the part inside the user's interpreter: a new version of it makes new trials."""
+    """Digest of the part inside the user's interpreter: a new version of it makes new trials."""
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:

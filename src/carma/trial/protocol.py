@@ -41,7 +41,7 @@ class Trials(Protocol):
 
 
 class NoTrials:
-    """For servers that make no trial runs."""
+    """Trials of servers that make no trial runs."""
 
     reason = "trial runs are switched off"
 

@@ -281,7 +281,7 @@ def _order(what: SandboxRun, status_fd: int, outputs: Mapping[str, int], started
 
 
 def _wanted_paths(what: SandboxRun) -> list[str]:
-    """Where the command may want to write: its working directory, its home, and the paths that it is given."""
+    """Paths to which the command may want to write: its working directory, its home, and the paths that it is given."""
     arguments = [word.partition("=")[2] or word for word in what.command]
     environment = what.environment
     paths = [what.directory, environment.get("HOME", ""), "/tmp", "/var/tmp", *environment.values(), *arguments]

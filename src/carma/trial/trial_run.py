@@ -177,7 +177,7 @@ class TrialRuns:
 
 
 def _exceeds(folder: Path, limit_bytes: int) -> bool:
-    """Only regular files directly in it belong there."""
+    """Whether a directory exceeds its limit. Only regular files directly in it belong there."""
     entries = list(os.scandir(folder))
     size = sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
     return size > limit_bytes or any(entry.is_dir(follow_symlinks=False) for entry in entries)

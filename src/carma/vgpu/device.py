@@ -233,7 +233,7 @@ def _unusable(directory: str, error: Exception) -> StoreError:
 
 
 def _size(mib: int) -> str:
-    """As PyTorch's allocator prints it."""
+    """A size as PyTorch's allocator prints it."""
     if mib <= 0:
         return "0 bytes"
     return f"{mib / 1024:.2f} GiB" if mib > 1024 else f"{mib:.2f} MiB"

@@ -58,7 +58,7 @@ class VirtualProcess(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return self.wanted_s is not None and self.progress_s >= self.wanted_s
 
     def on(self, index: int) -> Demand:
-        """Its demand on that GPU."""
+        """The process's demand on that GPU."""
         return self.demand if not self.working or index in self.gpus[: self.working] else UNUSED
 
 
@@ -79,7 +79,7 @@ class VirtualWorld(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return (monotonic_s - self.origin_s) * self.speed
 
     def gpu(self, name: str) -> VirtualGpu | None:
-        """By UUID or by index."""
+        """The GPU with that UUID or index."""
         return next((gpu for gpu in self.gpus if name in (gpu.id, str(gpu.index))), None)
 
     def process(self, pid: int, start_ticks: int) -> VirtualProcess | None:

@@ -91,7 +91,7 @@ def _in_use(world: VirtualWorld, gpus: int, memory_mib: int) -> BadSettings:
 
 
 def _size(memory_mib: int) -> str:
-    """As `--gpu-memory` takes it."""
+    """A size as `--gpu-memory` accepts it."""
     return f"{memory_mib}MiB" if memory_mib % 1024 else f"{memory_mib // 1024}GiB"
 
 

@@ -43,7 +43,7 @@ Steps = tuple[tuple[float, int], ...]  # allocations in order: progress in secon
 
 
 class _ProgressSaved(Exception):
-    """It has saved on request; the text is its progress."""
+    """Raised after a checkpoint on request; the text is the progress."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -147,7 +147,7 @@ class _VirtualRun:
         return int(self.options.exit_code)
 
     def _work(self, me: VirtualProcess) -> None:
-        """Until the work is done or, for a task that is to hang, all memory is allocated."""
+        """Works until the work is done or, for a task that is to hang, all memory is allocated."""
         while not self.options.hang or self.taken < len(self.steps):
             world = self._read()
             me = self._mine(world, me)

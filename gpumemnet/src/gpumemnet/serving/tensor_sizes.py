@@ -78,7 +78,7 @@ class Sizes:
         self._branches(before, met, heads)
 
     def _arriving_bytes(self) -> NDArray[np.float64]:
-        """Of an element of each input. A layer that takes its neighbour's input casts it once more."""
+        """Bytes of an element of each input. A layer that takes its neighbour's input casts it once more."""
         came, unseen = arriving_bytes(self._reading), self._reading.unseen
         for place in np.flatnonzero(unseen.no_input & (unseen.pairs == 0)).tolist():
             came[place] = came[place - 1]

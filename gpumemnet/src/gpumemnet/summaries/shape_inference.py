@@ -362,7 +362,7 @@ class ShapeInference:
         return None
 
     def _as_features(self, shape: Shape, features: int, node: Node) -> Shape | None:
-        """Of an image: flattened, or one number for each channel. Norms and attention take channels last."""
+        """The image as features: flattened, or one number for each channel. Norms and attention take channels last."""
         block = self._blocks[-1]
         if prod(shape) == features:
             return (features,)

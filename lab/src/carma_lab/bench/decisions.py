@@ -2,10 +2,10 @@
 more.
 
 Three cases. *plain*: every GPU has its four tasks, so that no task can start. *placing*: every GPU has room for one
-more, so one pass places 64 tasks. *dearest*: every GPU has room and is quiet, so that each examined task passes every
-filter of every GPU but the last: the first task of the queue wants all GPUs and was overtaken so often that they are
-reserved for it. No two tasks ask for the same memory, so that no result for one task can be used for another. The state
-is made by stepping events, as in a daemon.
+more, so one pass places 64 tasks. *dearest*, the slowest case: every GPU has room and is quiet, so that each examined
+task passes every filter of every GPU but the last, because all GPUs are reserved for the first task of the queue. It
+needs all of them and was overtaken as often as the settings allow. No two tasks ask for the same memory, so that no
+result for one task can be used for another. The state is made by stepping events, as in a daemon.
 
 *propose* is a pass without cached verdicts, as after a restart; *again* is the usual pass: one GPU was sampled since
 the last one.

@@ -303,7 +303,8 @@ def used_s_of(one: AttemptView) -> float | None:
 def ran_of(
     one: AttemptView, start: float, index: Mapping[str, int], story: Sequence[StoryLine], period_s: float = 0.0
 ) -> Ran:
-    """`period_s`: between two samples; the peak may have been reached so much earlier than it was seen."""
+    """The attempt as a simulated run has it. `period_s`: time between two samples, by which the peak may precede its
+    observation."""
     assert one.ended_at is not None
     outcome, seen = one.outcome or {}, one.activity
     made = Ran(

@@ -58,7 +58,7 @@ class DoctorFacts:
 
     @property
     def runs_as_root(self) -> bool:
-        """Of the daemon, or of a daemon that this user started now."""
+        """Whether the daemon runs as root, or would if this user started it now."""
         return (os.geteuid() if self.server is None else self.server.uid) == 0
 
     @cached_property

@@ -117,7 +117,7 @@ def mig(facts: DoctorFacts) -> Finding | None:
 
 
 def _no_instance(facts: DoctorFacts, text: str, capable: bool, empty: list[int]) -> Finding:
-    """Only MIG instances may take tasks, and there is none."""
+    """Failure if only MIG instances may take tasks and there is none."""
     hint = _OTHER_MECHANISM
     if facts.virtual:
         text = "the daemon's GPUs are virtual"

@@ -25,7 +25,7 @@ class Ask(Record, frozen=True, gc=False):
     alone: bool = False
     demand: Demand | None = None  # of the task alone; None: unknown
     alone_s: float | None = None  # run time alone; None: unknown
-    at: float = 0.0  # the time that a policy is told
+    at: float = 0.0  # time passed to the policy, rounded down to AS_OF_S
     idle_only: bool = False  # only an idle GPU will do: the task is still being estimated
 
 

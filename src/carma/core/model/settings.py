@@ -47,7 +47,8 @@ class WindowRules(Record, frozen=True, kw_only=True):
 
 
 class WarmUp(Record, frozen=True, kw_only=True):
-    """Until a task has settled, it books activity, and closes its GPU if its memory is not known and limited."""
+    """The time until a task has settled. Meanwhile it books activity, and closes its GPU if its memory is not known and
+    limited."""
 
     enabled: Annotated[
         bool, Meta(description="Until a task has settled, count what it books; close its GPU if its size is unknown.")

@@ -10,7 +10,7 @@ Ending = Cancelled | TimedOut | OutOfMemory | Disrupted
 
 
 def effective_ending(before: Ending | None, asked: Ending) -> Ending:
-    """Of two requests to stop, the first. A user's cancellation replaces a stop that recovery would retry."""
+    """The first of two requests to stop. A user's cancellation replaces a stop that recovery would retry."""
     by_user = isinstance(asked, Cancelled) and isinstance(before, OutOfMemory | Disrupted)
     return asked if before is None or by_user else before
 

@@ -64,7 +64,7 @@ def remembering(terms: Terms) -> Predict:
 
 
 def joint_objection(terms: Terms, ask: Ask, gpus: Sequence[Sequence[Holder]]) -> Reason | None:
-    """For a task with several GPUs: its rate is that of the slowest, which changes as others end."""
+    """Objection to a set of GPUs for one task. Its rate is that of the slowest GPU, which changes as neighbours end."""
     found = forecast(ask, baseline(gpus, ask.at, terms), terms)
     holders = list({holder.key: holder for holders_of_one in gpus for holder in holders_of_one}.values())
     return Reason("Slowdown", _too_slow, (found, ask, holders, terms.cap)) if found.worst > terms.cap else None

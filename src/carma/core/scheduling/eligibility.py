@@ -27,7 +27,7 @@ class Waiting(Record, frozen=True):
 def ask_of(task: Task, state: State, at: float = 0.0) -> Ask:
     """What the task needs: recovery's figure, else the estimate's bound, else the figure for unknown tasks.
 
-    `at`: the time that a policy is told.
+    `at`: time passed to the policy, rounded down to AS_OF_S.
     """
     plan = task.plan
     alone = task.spec.exclusive or (plan is not None and plan.rung == "alone")
@@ -50,7 +50,7 @@ def ask_of(task: Task, state: State, at: float = 0.0) -> Ask:
 
 
 def _known_minimum_mib(task: Task, state: State) -> int:
-    """For a task without an estimate: more than what was not enough before."""
+    """Minimum memory of a task without an estimate: more than what was not enough before."""
     known = [refusal.more_than_mib for refusal in task.no_estimate if refusal.more_than_mib is not None]
     return max(known) + state.rules.recovery.margin_mib if known else 0
 

@@ -157,7 +157,7 @@ def try_now(state: State, task: Task, now: float) -> Decision:
 
 
 def _drained(state: State) -> Waiting | None:
-    """That no task starts at all matters more than the GPUs, and than what is before a task."""
+    """The reason if all GPUs are drained. It precedes the refusals of GPUs and the tasks before this one."""
     reason = state.drained.get(SERVER)
     if reason is not None:
         return Waiting("Drained", "the server is drained" + (f": {reason}" if reason else ""))

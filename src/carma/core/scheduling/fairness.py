@@ -56,7 +56,8 @@ NONE_HELD = Held()
 
 
 class Account:
-    """Of one user. The hours are in units of the accounts' time `at`: later use counts more by the decay since then."""
+    """Use of one user. The hours are in units of the accounts' time `at`: later use counts more by the decay since
+    then."""
 
     __slots__ = ("held", "memory_h", "name", "since", "sm_h", "waiting")
 
@@ -144,7 +145,7 @@ class Accounts:
         return True
 
     def minute(self, now: float) -> bool:
-        """At each full minute: count all use until then and let it decay; returns whether that was due."""
+        """Counts and decays all use at each full minute. Returns whether a minute was full."""
         at = floor(now / MINUTE_S) * MINUTE_S
         if at <= self.at:
             return False

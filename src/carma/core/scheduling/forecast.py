@@ -149,7 +149,7 @@ def progress_ratio(members: Sequence[Sharer], rates: Sequence[float]) -> float:
 
 
 def rates_of(members: Sequence[Sharer], mechanism: Mechanism) -> list[float]:
-    """Of tasks on one GPU."""
+    """Progress rates of tasks on one GPU."""
     return rates_in(members, [_all(members)], mechanism)
 
 
@@ -188,8 +188,8 @@ def sharer_of(holder: Holder, now: float) -> Sharer:
 def slowdowns(
     members: Sequence[Sharer], rates: Sequence[float], mechanism: Mechanism, groups: Sequence[Group] | None = None
 ) -> list[float]:
-    """Of each task over its whole run, if no other task comes; the others speed up when a task ends. A task of unknown
-    run time keeps its initial rate. `groups`: the tasks of each GPU; None: all share one GPU."""
+    """Slowdown of each task over its whole run, if no other task comes; the others speed up when a task ends. A task of
+    unknown run time keeps its initial rate. `groups`: the tasks of each GPU; None: all share one GPU."""
     found = [1.0 / rate for rate in rates]
     left = [member.left_s for member in members]
     running = list(range(len(members)))

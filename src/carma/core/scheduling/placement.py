@@ -80,7 +80,7 @@ def _together(
     policy: Policy,
     objections: dict[GpuId, Objection],
 ) -> list[Ranked]:
-    """Without GPUs that the policy objects to beside the better ones: a task goes at the pace of its slowest GPU."""
+    """Leaves out GPUs that the policy objects to beside the better ones: a task goes at the pace of its slowest GPU."""
     assert policy.joint_objection is not None
     holders = {one.view.gpu.id: one.view.holders for one in accepted}
     taken: list[Ranked] = []

@@ -26,7 +26,7 @@ AS_OF_S = 60.0  # time after which a policy is asked again although nothing has 
 
 
 def as_of(now: float) -> float:
-    """The time that a policy is told. Predictions change slowly: within AS_OF_S the answer to a question is reused."""
+    """Time passed to the policy: `now` rounded down to AS_OF_S. Predictions change slowly, so answers are reused."""
     return now - now % AS_OF_S
 
 

@@ -78,7 +78,7 @@ def _running_s(state: State, now: float) -> float:
 
 
 def key_of_new(state: State, task: Task) -> QueueKey:
-    """Of a task that is not in the queue yet: behind all of its priority."""
+    """Sort key of a task that is not in the queue yet: it comes after all tasks of its priority."""
     return (1, -task.spec.priority, TaskId(max(state.tasks, default=0) + 1))
 
 

@@ -18,7 +18,7 @@ Number = TypeVar("Number", int, float)
 
 
 class Limits(NamedTuple):
-    """Of one user; None: no limit."""
+    """Limits of one user; None: no limit."""
 
     running: int | None = None
     gpus: int | None = None

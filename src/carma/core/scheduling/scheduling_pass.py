@@ -110,7 +110,7 @@ class SchedulingPass(Eligibility):
 
     @property
     def reservation(self) -> Reservation | None:
-        """For the first task that cannot start: worked out when it matters, from the GPUs as they were then."""
+        """The reservation of the first task that cannot start. It is computed when a later task first needs it."""
         first = self.first_refused
         if self._reservation is None and first is not None:
             state, policy = self.state, self.state.policy

@@ -46,11 +46,12 @@ SLACK = 3.0  # the sharpness of the corner between slack and slow-down; 2 to 4 f
 # Without these metrics: engine activity above SM activity, and power from SM and DRAM activity (25 tasks, H200).
 ENGINE_ABOVE_SM = 0.136
 POWER_OF_SM, POWER_OF_DRAM = 0.78, 0.295
-# Of a task of unknown demand: as much engine activity and power as nine in ten of the 25 tasks have at most, and SM
-# activity with which a task fares as the worst tenth of them do.
+# Assumed for a task of unknown demand: engine activity and power that nine in ten of the 25 tasks do not exceed, and an
+# SM activity at which the predicted rate is that of the slowest tenth of them.
 UNKNOWN = Demand(sm_active=0.73, sm_occupancy=0.36, dram_active=0.27, gr_active=1.0, power=0.77)
-# Where at least the memory that it takes is known, what nine in ten tasks below so many MiB have at most: small ones
-# keep less of a GPU busy (1,252 runs, H200; lab/results/simulation/prior.json, by `python -m lab.tools.fit_prior`).
+# Assumed for a task of known memory and unknown demand, by an upper limit of the memory in MiB: values that nine in ten
+# tasks of that size do not exceed. Small tasks keep less of a GPU busy (1,252 runs, H200;
+# lab/results/simulation/prior.json, by `python -m lab.tools.fit_prior`).
 BY_SIZE = (
     (1_500, Demand(sm_active=0.35, sm_occupancy=0.12, dram_active=0.12, gr_active=0.54, power=0.35)),
     (3_000, Demand(sm_active=0.61, sm_occupancy=0.23, dram_active=0.24, gr_active=0.82, power=0.63)),
@@ -62,7 +63,8 @@ CAUTION: dict[Mechanism, tuple[tuple[float, float], tuple[float, float]]] = {
     "mps": ((0.123, 0.36), (0.131, 0.764)),
     "timeslice": ((0.137, 0.0), (0.156, 0.0)),
 }
-# The truth is spread about the rate, as the log of a normal: by c + d * (1 - rate), for so many tasks on a GPU.
+# (c, d) by the number of tasks on a GPU: log(true rate / predicted rate) is normally distributed with the standard
+# deviation c + d * (1 - predicted rate).
 SPREAD: dict[Mechanism, dict[int, tuple[float, float]]] = {
     "mps": {2: (0.082, 0.305), 3: (0.083, 0.277), 4: (0.053, 0.304)},
     "timeslice": {2: (0.089, 0.0), 3: (0.092, 0.0), 4: (0.093, 0.0)},
@@ -116,7 +118,7 @@ def _lowered(rates: Sequence[float], demands: Sequence[Demand], mechanism: Mecha
 
 
 def spread(rate: float, tasks: int, mechanism: Mechanism = "mps") -> float:
-    """Of the log of a task's true rate, as measured; alone there is none."""
+    """Standard deviation of the log of a task's true rate, as measured; 0 if the task is alone."""
     if tasks < 2:
         return 0.0
     least, slope = SPREAD[mechanism][min(tasks, MEASURED)]

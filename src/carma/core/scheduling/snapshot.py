@@ -247,7 +247,7 @@ def _since(seen: AttemptOnGpu, calm_s: float) -> str:
 
 
 def _should_end(task: Task, track: Track | None, rules: Rules) -> float:
-    """By its progress, if its run time alone is known; else by the assumed run time."""
+    """Expected end, from the progress if the run time alone is known; else from the assumed run time."""
     attempt = task.attempts[-1]
     alone_s = task.estimate.runtime_s if task.estimate is not None else None
     if alone_s is not None and track is not None and track.began_at is not None:
@@ -257,7 +257,7 @@ def _should_end(task: Task, track: Track | None, rules: Rules) -> float:
 
 
 def expected_end(task: Task, track: Track | None, rules: Rules, now: float) -> tuple[float, EndDoubt | None]:
-    """At most at the time limit; a task that overran its expected end gets half its run time more."""
+    """Expected end, at most at the time limit. A task that overran it is expected to run half its time so far more."""
     attempt = task.attempts[-1]
     start = attempt.started_at if attempt.started_at is not None else attempt.placed_at
     end, doubt = _should_end(task, track, rules), end_doubt(task)
@@ -269,7 +269,7 @@ def expected_end(task: Task, track: Track | None, rules: Rules, now: float) -> t
 
 
 def end_doubt(task: Task) -> EndDoubt | None:
-    """Of a task that starts now."""
+    """Why the end of a task that starts now is uncertain; None if it is certain."""
     known = task.spec.time_limit_s is not None or (task.estimate is not None and task.estimate.runtime_s is not None)
     return None if known else "assumed"
 
@@ -293,7 +293,7 @@ def same_until(state: State, view: GpuView, now: float) -> float:
 
 
 def expected_runtime_s(task: Task, rules: Rules) -> float:
-    """Of the estimate, else the assumed run time; at most the time limit."""
+    """The estimated run time, else the assumed one; at most the time limit."""
     estimated = task.estimate.runtime_s if task.estimate is not None else None
     limit_s = task.spec.time_limit_s
     if limit_s is not None:

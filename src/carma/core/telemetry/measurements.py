@@ -141,7 +141,7 @@ class Track:
 
     @property
     def activity(self) -> Activity | None:
-        """Its share, as a mean since its first use; None before."""
+        """Mean activity of the attempt since its first use; None before."""
         found = {
             name: round(total / seconds, 5)
             for name, total, seconds in zip(ACTIVITY_METRICS, self.totals, self.seconds, strict=True)

@@ -92,7 +92,7 @@ def take_memory(state: State, sample: GpuSample) -> None:
 
 
 def _set_newest_memory(state: State, live: Live, sample: GpuSample) -> None:
-    """Also update the index of tasks by GPUs that show their processes (`shown_on`)."""
+    """Sets the sample and updates the index of tasks by GPUs that show their processes (`shown_on`)."""
     before, live.newest_memory = live.newest_memory, sample
     if before is not None and before.processes is sample.processes:
         return

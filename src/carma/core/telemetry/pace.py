@@ -140,7 +140,7 @@ def _compare(
 
 
 def _believed(task: Task, seen: AttemptOnGpu) -> Demand | None:
-    """Its demand, if known independently of these neighbours."""
+    """The task's demand, if it is known independently of these neighbours."""
     estimated = task.estimate.demand if task.estimate is not None and not _predicted(task) else None
     if estimated is not None and task.spec.gpus == 1:
         return estimated

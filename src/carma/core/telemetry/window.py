@@ -52,7 +52,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def summarise(values: Sequence[float]) -> Summary:
-    """Of at least one value, oldest first."""
+    """Summary of at least one value, oldest first."""
     ordered = sorted(values)
     mean = sum(values) / len(values)
     p95 = quantile(ordered, 0.95)

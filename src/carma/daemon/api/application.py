@@ -125,7 +125,8 @@ class Api(Actions, HistoryRoutes):
         return await self._views(live[: call.query.get("limit", _DEFAULT_LIMIT)], call.who)
 
     def _queue_positions(self) -> dict[TaskId, int]:
-        """Where users take turns or the policy has an order of its own; otherwise `turn` gives the order."""
+        """Positions in the queue if users take turns or the policy has its own order; otherwise `turn` gives the
+        order."""
         state = self.shell.state
         if state.fair_queue is None and state.policy.urgent is None:
             return {}

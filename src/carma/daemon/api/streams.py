@@ -37,7 +37,7 @@ _TAIL_LIMIT_BYTES = 64 * 1024 * 1024  # the last lines are searched within this 
 
 
 def tail_offset(file: int, lines: int) -> int:
-    """Where the last `lines` lines begin. A last line without its end counts as one."""
+    """Offset at which the last `lines` lines begin. A last line without its end counts as one."""
     end = os.fstat(file).st_size
     if lines <= 0:
         return end
@@ -91,7 +91,7 @@ class LogFile:
         return piece
 
     def _skip_hole(self, file: int) -> None:
-        """To the first byte behind a hole that begins at or before the offset."""
+        """Offset of the first byte behind a hole that begins at or before the offset."""
         try:
             data = os.lseek(file, self.offset, os.SEEK_DATA)
         except OSError:  # only a hole, the end of the file, or a file system without holes
@@ -157,7 +157,7 @@ class LogStream(NamedTuple):
             await self.shell.wait_for(lambda _state: self._ended(file.number), POLL_S)
 
     async def _next_file(self, after: int) -> LogFile | None:
-        """That of the attempt after that one; None if the task ends without another."""
+        """The file of the attempt after that one; None if the task ends without another."""
         while not self.shell.released.is_set():
             file = self._file_after(after, None)
             if file is not None or self._is_over():

@@ -289,7 +289,7 @@ def decide_now(
 
 
 def check_capacity(decision: Decision) -> None:
-    """For `nonblock`. Raises NoCapacity unless the task can start now."""
+    """Check for `nonblock`: raises NoCapacity unless the task can start now."""
     if decision.placement is None:
         raise NoCapacity(f"the task cannot start now: {decision.reason}", "without --nonblock it waits in the queue")
 

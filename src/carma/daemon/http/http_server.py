@@ -41,8 +41,8 @@ class HttpLimits(Record, frozen=True, kw_only=True):
 
 
 def fitting_limits(own_uid: int) -> HttpLimits:
-    """As many connections as the process may hold open, with room for the daemon's own files. If the daemon serves
-    several users (it is root), one of them cannot take all connections."""
+    """Limits that allow as many connections as the process may hold open, with room for the daemon's own files. If the
+    daemon serves several users (it is root), one of them cannot take all connections."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = 512
     if soft != resource.RLIM_INFINITY:
@@ -191,7 +191,8 @@ def _subtract(counts: Counter[int], uid: int, number: int) -> None:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Without signal handlers (the daemon has its own) and without waking ten times per second to check a flag."""
+    """Uvicorn without signal handlers (the daemon has its own) and without waking ten times per second to check a
+    flag."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)

@@ -47,7 +47,7 @@ def in_background(serve: Callable[[Callable[[], None]], int], log_file: Path) ->
 
 
 def _become_daemon(serve: Callable[[Callable[[], None]], int], lines: int, writer: int) -> None:
-    """In the child. Forks once more, so that no process has to wait for the daemon's end; never returns."""
+    """The child's part. Forks once more, so that no process has to wait for the daemon's end; never returns."""
     code = 1
     try:
         os.setsid()

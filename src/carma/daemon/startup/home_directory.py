@@ -37,7 +37,7 @@ def shorten(log_file: Path) -> None:
 
 
 def start_logging(settings: Settings) -> None:
-    """To standard error: a terminal, systemd's journal, or the file that detach.py opened."""
+    """Logs to standard error: a terminal, systemd's journal, or the file that detach.py opened."""
     handler = logging.StreamHandler(sys.stderr)
     under_systemd = "JOURNAL_STREAM" in os.environ  # adds the time itself
     form = "%(levelname)s %(message)s" if under_systemd else "%(asctime)s %(levelname)s %(message)s"
@@ -50,7 +50,7 @@ def start_logging(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def pid_file(path: Path) -> Iterator[None]:
-    """For administrators and their scripts; CARMA itself does not use it."""
+    """Writes the pid for administrators and their scripts; CARMA itself does not use it."""
     path.write_text(f"{os.getpid()}\n")
     try:
         yield

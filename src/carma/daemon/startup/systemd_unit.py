@@ -21,7 +21,7 @@ def _program() -> Path:
 
 
 def _quoted(word: str) -> str:
-    """As systemd reads a command line: `%` starts a specifier, `$` a variable, a space ends a word."""
+    """The word quoted for systemd: `%` starts a specifier, `$` a variable, a space ends a word."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     needs_quotes = any(character.isspace() or character in "'\";" for character in escaped)
     return f'"{escaped}"' if needs_quotes else escaped

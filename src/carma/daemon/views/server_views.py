@@ -76,7 +76,7 @@ def _gpu_state(view: GpuView, refusal: Refusal | None) -> str:
 
 
 def user_views(state: State, who: Identity, now: float) -> list[UserView]:
-    """In the order of their turns."""
+    """Users in the order of their turns."""
     accounts = {**state.accounts.by_uid}
     accounts.setdefault(who.uid, Account(who.name))
     shown = [_view(state, uid, one, now) for uid, one in accounts.items() if who.admin or uid == who.uid]

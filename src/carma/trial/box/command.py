@@ -64,8 +64,8 @@ def lower_priority(order: dict[str, Any]) -> None:
 
 
 def make_user_namespace(channels: Channels) -> bool:
-    """For a sandbox that root makes: a user namespace with the same ids, which the supervisor writes. False where the
-    kernel allows none; the command cannot make one either then."""
+    """Makes, in a sandbox that root makes, a user namespace with the same ids, which the supervisor writes. False where
+    the kernel allows none; the command cannot make one either then."""
     try:
         kernel.unshare(kernel.NEWUSER)
     except OSError:

@@ -164,7 +164,7 @@ class Digest:
 
 
 def is_source_folder(path: str) -> bool:
-    """Not a Python environment, whatever its name; links are not followed."""
+    """Whether a directory is no Python environment, whatever its name; links are not followed."""
     return (
         not os.path.islink(path)
         and os.path.isdir(path)

@@ -97,7 +97,7 @@ def _stat(index: int, path: str, writing: int) -> None:
 
 
 def _read_answers(reading: int, count: int, deadline: float) -> dict[int, int]:
-    """From the index of a path to its answer."""
+    """Answers by the index of their path."""
     found: dict[int, int] = {}
     rest = b""
     poller = select.poll()

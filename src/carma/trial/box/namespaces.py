@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def read_line(fd: int) -> bytes:
-    """Not through a buffered file: after the line, standard input is only watched for its end."""
+    """Reads a line without a buffered file: after the line, standard input is only watched for its end."""
     pieces: list[bytes] = []
     while not pieces or not pieces[-1].endswith(b"\n"):
         piece = os.read(fd, 1 << 16)

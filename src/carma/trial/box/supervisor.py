@@ -271,8 +271,9 @@ def be_first(tree: Tree, problem: int) -> NoReturn:
 
 
 def take_priority() -> None:
-    """Above the processes of the command, which may be many and each in its own scheduling group (sched(7), autogroup).
-    Needs root; another user's supervisor has the usual priority and the processes of the command a lower one."""
+    """Gets a priority above the processes of the command, which may be many and each in its own scheduling group
+    (sched(7), autogroup). Needs root; another user's supervisor has the usual priority and the processes of the command
+    a lower one."""
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_RR | _RESET_ON_FORK, os.sched_param(1))
 

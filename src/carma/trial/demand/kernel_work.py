@@ -129,7 +129,7 @@ class _Step:
             self._cast(came)
 
     def _cast(self, count: float) -> None:
-        """To the other number format, and its gradient back."""
+        """Two kernels: the cast to the other number format, and the cast of its gradient back."""
         for _ in range(2):
             self.add(CAST, 0.0, 6.0 * count, count / EACH, 1.0)
 
@@ -222,7 +222,7 @@ def work_of(described: Described, *, tf32: bool = False) -> StepWork:
 
 
 def _known(columns: Columns) -> float:
-    """Of outputs and of weights, whichever is less."""
+    """Known share of outputs or of weights, whichever is less."""
     odd = (columns.kinds == INDEX["other"]) | np.isin(columns.names, _NOT_FITTED)
     sums = ((sizes[odd].sum(), sizes.sum()) for sizes in (columns.outputs, columns.parameters))
     return 1.0 - max(float(part / whole) if whole else 0.0 for part, whole in sums)
@@ -233,7 +233,7 @@ def _tiles(rows: float, columns: float) -> float:
 
 
 def _channels_in(layer: Layer, came: float) -> float:
-    """Of the input of a product; a part of it if that is not a whole number of them."""
+    """Channels of the input of a product; a part of the input if they are not a whole number."""
     known = next((layer.attributes[name] for name in _KNOWN_IN if name in layer.attributes), "")
     if known.isdecimal() and int(known):
         return float(known)

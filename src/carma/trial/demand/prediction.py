@@ -102,7 +102,7 @@ def shown(steps: StepWork, constants: DemandConstants, card: Card) -> dict[str, 
 
 
 def _kernel_s(steps: StepWork, constants: DemandConstants, card: Card) -> tuple[NDArray[np.float64], ...]:
-    """Of each kernel: seconds of its work, seconds of its starts, and the part of the GPU that it fills."""
+    """Seconds of each kernel's work, seconds of its starts, and the part of the GPU that it fills."""
     _, flops, size, blocks, launches, _, count = steps.kernels.T
     kind, form, like = _kinds(steps)
     waves = blocks * _of(constants.blocks, like) / card.multiprocessors
@@ -117,7 +117,7 @@ def _kernel_s(steps: StepWork, constants: DemandConstants, card: Card) -> tuple[
 
 
 def _kinds(steps: StepWork) -> tuple[NDArray[np.int64], ...]:
-    """Of each kernel: its kind, its number format, its class."""
+    """Kind, number format and class of each kernel."""
     kind, form = steps.kernels[:, [0, 5]].T.astype(np.int64)
     return kind, form, _CLASS[kind]
 

@@ -157,7 +157,7 @@ def _takes_last(layer: Layer, kind: int) -> bool:
 
 
 def _element_bytes(described: Described, columns: Columns) -> NDArray[np.float64]:
-    """Of each layer's output."""
+    """Bytes of an element of each layer's output."""
     if described.dtype in HALF or not described.autocast:
         return np.full(columns.count, 2.0 if described.dtype in HALF else 4.0)
     # The last layer at or before each that decides: products give half precision, all but _FOLLOWS 32 bits.

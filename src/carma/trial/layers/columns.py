@@ -21,7 +21,7 @@ _SIDES = (1.0, 3.0, 5.0, 7.0, 11.0, 2.0, 4.0)  # of kernels
 
 
 def flags(*kinds: str) -> NDArray[np.bool_]:
-    """For each kind whether it is one of these; indexed with kinds, it answers for each layer."""
+    """Whether each kind is one of these; indexed with kinds, it answers for each layer."""
     return np.array([kind in kinds for kind in KINDS])
 
 
@@ -80,7 +80,8 @@ def inputs_of(columns: Columns, dimensions: NDArray[np.int64], first: float) -> 
 
 @lru_cache(maxsize=4096)
 def _channels_in(each: float, wide: float, dimensions: int) -> float:
-    """Of a convolution: the channels of the layer before if a kernel fits to them; else the fewest whole number."""
+    """Input channels of a convolution: those of the layer before if a kernel fits to them; else the fewest whole
+    number."""
     areas = [side**dimensions for side in _SIDES]
     if any(abs(each - wide * area) <= 1.0 for area in areas):
         return wide

@@ -33,7 +33,7 @@ _REACH = 7  # maximum number of operators of such a function
 
 
 def layers_of(described: Described) -> Described:
-    """With modules only; unchanged if none would be left."""
+    """The layers without those that are no modules; unchanged if none would be left."""
     layers = described.layers
     kinds = {layer.kind for layer in layers}  # few; most networks need none of the following
     if any(map(_is_operator, kinds)) or ("MatMul" in kinds and any(map(_is_product, layers))):
@@ -77,7 +77,7 @@ def _is_operator(kind: str) -> bool:
 
 
 def _is_product(layer: Layer | None) -> bool:
-    """Of two outputs: the scores of attention, or their product with the values."""
+    """Whether it multiplies two outputs: the scores of attention, or their product with the values."""
     return layer is not None and layer.kind == "MatMul" and not layer.parameters
 
 

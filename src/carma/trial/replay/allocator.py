@@ -173,7 +173,8 @@ class CachingAllocator:
         return block
 
     def _may_take(self, block: AllocatorBlock, rounded: int) -> bool:
-        """With max_split_size: small requests must not take oversize blocks, nor large ones far too large blocks."""
+        """Whether max_split_size allows the block: small requests must not take oversize blocks, nor large ones far too
+        large blocks."""
         if self._max_split is None:
             return True
         if rounded < self._max_split:
@@ -247,7 +248,7 @@ class CachingAllocator:
             candidates = younger
 
     def _release_oversize(self, pool: Pool, rounded: int, stream: int) -> bool:
-        """With max_split_size: releases one block that is large enough, or the largest ones until their sum is."""
+        """Releases, with max_split_size, one block that is large enough, or the largest ones until their sum is."""
         if self._max_split is None or self._options.expandable_segments:
             return False
         wanted = max(rounded, self._max_split)

@@ -72,7 +72,7 @@ class Pool:
         self._unmapped: dict[int, list[tuple[int, AllocatorBlock]]] = {}
 
     def __iter__(self) -> Iterator[AllocatorBlock]:
-        """In torch's order: by stream, size, address. A copy, so that blocks may be removed meanwhile."""
+        """Blocks in torch's order: by stream, size, address. A copy, so that blocks may be removed meanwhile."""
         keys = [key for stream in sorted(self._order) for key in self._order[stream]]
         return iter([self._free[address] for _, address in keys])
 

@@ -39,7 +39,7 @@ MOST_LEVEL = {"benchmark": 0.9}
 
 
 class Score(Record, frozen=True, array_like=True):
-    """Of one measured case: log(measured / estimated), and the spread of its replays."""
+    """Score of one measured case: log(measured / estimated), and the spread of its replays."""
 
     family: str
     group: str
@@ -53,7 +53,7 @@ class Scores(Record, frozen=True, kw_only=True):
     cases: tuple[Score, ...]
 
     def of(self, group: str) -> list[float]:
-        """In units of the scale, ascending; including those of the groups within it."""
+        """Scores in units of the scale, ascending; including those of the groups within it."""
         found = [case for case in self.cases if group in (case.group, PARENTS.get(case.group))]
         return sorted(case.score / (SCALE + case.spread) for case in found)
 

@@ -37,7 +37,7 @@ class ContextReading(Record, frozen=True, kw_only=True):
 
 
 class CardConstants(Record, frozen=True, kw_only=True):
-    """Of one GPU under one framework version."""
+    """Constants of one GPU under one framework version."""
 
     format: int = FORMAT
     gpu: str  # as its driver names it

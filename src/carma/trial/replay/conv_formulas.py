@@ -89,7 +89,7 @@ def _whole(shape: ConvShape) -> int:
 
 
 def _frequencies(side: int) -> int:
-    """Of real numbers on a square: half of them, and one column."""
+    """Number of frequencies of real numbers on a square: half of them, and one column."""
     return side * (side // 2 + 1)
 
 

@@ -80,7 +80,7 @@ def of_call(call: Call) -> ConvShape | None:
 
 
 def of_row(row: Row) -> ConvShape | None:
-    """Of a row that `inside/carma_measure` wrote; None if torch did not call cuDNN."""
+    """The shape of a row that `inside/carma_measure` wrote; None if torch did not call cuDNN."""
     if row.get("op") != "convolution" or row.get("backend") not in CUDNN:
         return None
     n, cin, cout, groups = (cast(int, row[name]) for name in ("n", "cin", "cout", "groups"))

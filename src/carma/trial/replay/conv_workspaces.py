@@ -87,7 +87,7 @@ class ConvWorkspaces:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Row], model: ConvModel | None = None) -> ConvWorkspaces:
-        """With the rows of a GPU; rows of other operators are ignored."""
+        """The model with the rows of a GPU; rows of other operators are ignored."""
         found = ((shape, scratch_bytes(row)) for row in rows if (shape := of_row(row)) is not None)
         return cls(model or shipped_model(), found)
 
@@ -118,7 +118,7 @@ def shipped_convolutions() -> ConvWorkspaces:
 
 
 def convolutions_of(file: Path | None) -> ConvWorkspaces:
-    """With the measured rows of the GPU of a file of constants; the shipped rows are in the model."""
+    """The model with the measured rows of the GPU of a file of constants; the shipped rows are in the model."""
     if file is None or file.parent == card_constants.SHIPPED or not card_constants.rows_file(file).is_file():
         return shipped_convolutions()
     return ConvWorkspaces.from_rows(card_constants.read_rows(card_constants.rows_file(file)))

@@ -47,7 +47,7 @@ class NoFootprint(Exception):
 def figure(
     trial: Trial, request: EstimateRequest, folders: Sequence[Path], convolutions: Workspaces | None = None
 ) -> TrialFootprint:
-    """For the first of the request's GPUs. `convolutions` replaces the GPU's own model of cuDNN."""
+    """Footprint on the first of the request's GPUs. `convolutions` replaces the GPU's own model of cuDNN."""
     report, gpu, environment = trial.report, request.gpus[0], request.spec.environment
     options = _options(report, environment)
     if options.not_modelled:
@@ -101,5 +101,6 @@ def _scaled(workspaces: Workspaces, factor: float) -> Workspaces:
 
 
 def _options(report: TrialReport, environment: Mapping[str, str]) -> AllocatorOptions:
-    """From the script's own environment; whether it caches at all is decided before the script begins."""
+    """Options of the allocator from the script's environment. Whether it caches at all is decided before the script
+    begins."""
     return allocator_options.from_environment({**environment, allocator_options.NAMES[0]: report.allocator})

@@ -43,7 +43,7 @@ _SCORE_BYTES = 2  # least size of a score
 
 
 def card_workspaces(convolutions: Workspaces, products: Mapping[str, Scratch]) -> Workspaces:
-    """Those of one GPU. A call of another kind allocates nothing."""
+    """Workspaces of one GPU. A call of another kind allocates nothing."""
 
     def workspaces(call: Call) -> Scratch:
         return convolutions(call) if call.op in CONVOLUTIONS else products.get(call.op, NO_SCRATCH)
@@ -54,7 +54,7 @@ def card_workspaces(convolutions: Workspaces, products: Mapping[str, Scratch]) -
 def blas_scratch(
     constants: CardConstants | None, capability: tuple[int, int], environment: Mapping[str, str]
 ) -> dict[str, Scratch]:
-    """By op."""
+    """Scratch memory of cuBLAS by operator."""
     plain, extra = HOPPER_WORKSPACE_BYTES if capability >= (9, 0) else WORKSPACE_BYTES, LT_EXTRA_BYTES
     if constants is not None and constants.capability == capability:
         plain = constants.kept_once.get("mm_fp32_forward", plain)

@@ -92,7 +92,7 @@ class GpuCounters:
 
     @property
     def source(self) -> str:
-        """Where memory figures come from."""
+        """Source of the memory figures."""
         return "nvml" if self.nvml is not None else "nvidia-smi"
 
     def ask(self, function: str, *arguments: Any) -> Any:

@@ -69,7 +69,7 @@ class AllocatorMeter:
 
 
 class DryMeter(AllocatorMeter):
-    """For a machine without a GPU: bytes are only those of the results."""
+    """Meter for a machine without a GPU: bytes are only those of the results."""
 
     device = "cpu"
 

@@ -144,7 +144,8 @@ def _config(module):
 
 
 def _heads(module):
-    """Of attention: the maximum over its layers; None without attention. A configuration takes precedence."""
+    """Number of attention heads: the maximum over the layers; None without attention. A configuration takes
+    precedence."""
     config = _hugging_face(module)
     found = [_most(getattr(config, name, None)) for name in ("num_attention_heads", "n_head")]
     if not any(found):

@@ -66,7 +66,7 @@ def _completed(value):
 
 
 class CompletedWork:
-    """Of a call that does not wait: its answer is the tensor itself."""
+    """The work object of a call that does not wait: its result is the tensor itself."""
 
     def __init__(self, tensor):
         self._tensor = tensor

@@ -44,7 +44,7 @@ def mark(name):
 
 
 def use_gpu():
-    """From here on this process counts as one that uses the GPU."""
+    """Marks this process as one that uses the GPU."""
     refuse_too_many_gpus()
     gpu_processes.note()
 
@@ -56,7 +56,7 @@ def refuse_too_many_gpus():
 
 
 def running_s():
-    """Since torch was imported."""
+    """Seconds since torch was imported."""
     return time.monotonic() - _started
 
 
@@ -82,7 +82,8 @@ def leave(code=0):
 
 
 def note_steps(count):
-    """For the reason if the run is ended from outside. A helper process does not reset the number."""
+    """Notes the steps for the reason that is given if the run is ended from outside. A helper process does not reset
+    the number."""
     if facts.get("rank", 0) or (count == 0 and os.path.exists(gpu_processes.out_file("steps"))):
         return
     try:
@@ -105,7 +106,7 @@ def write(stop, reason="", cause=""):
 
 
 def _write(stop, reason, cause):
-    """Of several processes the first rank's report counts, and the best of those."""
+    """Writes the report. The first rank's report counts if there are several processes, and the best of those."""
     several = gpu_processes.at_once()
     if several and stop in ("steps", "end"):
         stop, reason, cause = "unsupported", several, "several"

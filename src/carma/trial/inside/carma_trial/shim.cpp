@@ -1,8 +1,8 @@
-// A CUDA device that does not exist: it computes shapes, hands out addresses that nobody may touch, and writes down each
-// allocation and each free. Compiled once for each build of torch, against that build's own headers (see build.py).
+// An emulated CUDA device: it computes shapes, hands out inaccessible addresses, and records each allocation and each
+// free. Compiled once for each build of torch, against the headers of that build (see build.py).
 //
-// It is loaded before torch, so that torch finds its hooks, and `carma_attach` is called after the import, so that it
-// also stands in front of the kernels, the device guard and the allocator of a CUDA build.
+// The library is loaded before torch, so that torch finds its hooks. `carma_attach` is called after the import and
+// replaces the kernels, the device guard and the allocator of a CUDA build.
 #include "shim_card.h"
 #include "shim_memory.h"
 #include "shim_scratch.h"

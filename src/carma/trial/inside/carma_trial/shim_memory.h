@@ -1,4 +1,4 @@
-// The made-up memory: the log of allocations and frees, addresses that nobody may touch, and what small tensors hold.
+// The emulated memory: the log of allocations and frees, inaccessible addresses, and the values of small tensors.
 #pragma once
 
 #include <ATen/EmptyTensor.h>
@@ -148,7 +148,7 @@ void remember(const Tensor& tensor, const Tensor& real) {  // `real` has the siz
   shadows[address_of(tensor)] = holder;
 }
 
-void remember_blank(const Tensor& tensor) {  // whoever reads it before it is written reads zeros, as likely as anything
+void remember_blank(const Tensor& tensor) {  // a read before the first write returns zeros
   if (tensor.numel() == 0 || !small(tensor)) return;
   Tensor holder = at::empty({int64_t(tensor.storage().nbytes())}, at::TensorOptions().dtype(c10::kByte));
   std::memset(holder.data_ptr(), 0, holder.nbytes());

@@ -68,7 +68,8 @@ def _refuse_extensions(module):
 
 
 def _profile_cpu_only(module):
-    """With CUDA the profiler fails, with a stack trace, at each operator: that takes seconds for each step."""
+    """Profiles the CPU only. With CUDA the profiler fails, with a stack trace, at each operator: seconds for each
+    step."""
 
     @replaces(module._KinetoProfile, "__init__")
     def made(make, self, **words):

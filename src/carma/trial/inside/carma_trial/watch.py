@@ -50,7 +50,7 @@ def _before_step(optimizer, *_rest):
 
 
 def _refuse_unseen(optimizer):
-    """With invented values its search ends at once, so what it would keep is never allocated."""
+    """Refuses a search: with invented values it ends at once, so what it would keep is never allocated."""
     if any(kind.__name__ == "LBFGS" for kind in type(optimizer).__mro__):
         pairs = optimizer.param_groups[0].get("history_size", 100)
         reason = f"LBFGS keeps up to {pairs} pairs of gradients; how many depends on their values"
