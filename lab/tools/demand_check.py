@@ -115,7 +115,7 @@ def _power_fit() -> dict[str, Any]:
 
 
 def most_power_w(sm_active: float, points: Sequence[fit_power.Point]) -> float:
-    """That any mix of those tasks, idle time included, draws on average whose mean SM activity is that."""
+    """Maximum mean power of any mix of those tasks, idle time included, with that mean SM activity."""
     known = [(0.0, simulated_cards.A100_40.idle_w), *((point.sm_active, point.power_w) for point in points)]
     below = [one for one in known if one[0] <= sm_active]
     above = [one for one in known if one[0] > sm_active]
@@ -133,7 +133,7 @@ def _distance(pair: Pair, published: Mapping[str, Solo]) -> dict[str, Any]:
 
 
 def _spread(tasks: Iterable[Mapping[str, Any]], figure: str) -> dict[str, float]:
-    """Of the distance, without its sign: as it is, and as a share of what was published."""
+    """Spread of the absolute distance, and of the distance as a share of the published figure."""
     known = [task[figure] for task in tasks if figure in task]
     off = [abs(one["scaled"] - one["published"]) for one in known]
     shares = [each / one["published"] for each, one in zip(off, known, strict=True) if one["published"] > 0]
@@ -150,7 +150,7 @@ def _spread(tasks: Iterable[Mapping[str, Any]], figure: str) -> dict[str, float]
 
 
 def with_tables(text: str, found: Mapping[str, Any]) -> str:
-    """The page with its tables made anew, between two marks."""
+    """The page with its tables replaced, between two marks."""
     return filled(text, "demands", "\n" + "\n".join(page(found)) + "\n\n")
 
 

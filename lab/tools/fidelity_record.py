@@ -118,7 +118,7 @@ def files(asked: argparse.Namespace) -> dict[str, Path]:
 
 
 def keep(run: Run, path: Path) -> None:
-    """Without the course, which says nothing that is not in the attempts."""
+    """The record without the course, which follows from the attempts."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write(msgspec.structs.replace(run, course=()), path)
 

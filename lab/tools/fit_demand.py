@@ -62,7 +62,7 @@ class Run(NamedTuple):
 
 
 def drawn(folder: Path = DATA) -> list[Run]:
-    """Of the data set, those with activity."""
+    """Runs of the data set with activity."""
     found: list[Run] = []
     for path in sorted(folder.glob("*.parquet")):
         table = read(path)

@@ -58,7 +58,8 @@ def _fares(demand: Demand) -> float:
 
 
 def held(tasks: Sequence[Sized]) -> dict[str, Any]:
-    """For how many of them the prior is no less of a burden, and promises no more, than what they are."""
+    """Shares of the tasks for which the prior slows a neighbour at least as much, and is slowed by it at least as much,
+    as the measured demand."""
     burden = [_fares_beside(by_size(int(mib))) <= _fares_beside(demand) for mib, demand in tasks]
     promise = [_fares(by_size(int(mib))) <= _fares(demand) for mib, demand in tasks]
     return {

@@ -112,7 +112,7 @@ def _possible(name: str, shape: ConvShape) -> bool:
 
 
 def fit(samples: Samples, gpu: str, torch: str, cudnn: str) -> ConvModel:
-    """Of a card and the versions that the rows were measured under."""
+    """Model of a card and the versions under which the rows were measured."""
     calls, trials = learn(samples.calls), learn(samples.trials)
     rows = len(samples.calls) + len(samples.trials)
     return ConvModel(gpu=gpu, torch=torch, cudnn=cudnn, rows=rows, call=calls, trial=trials)
@@ -193,7 +193,7 @@ def check(samples: Sequence[Sample]) -> None:
 
 
 def leave_out(samples: Sequence[Sample], families: Collection[str]) -> list[Sample]:
-    """Without these families, and without their layers where others have them too."""
+    """Rows without these families, and without their layers in other families."""
     layers = {_layer(sample.shape) for sample in samples if sample.source in families}
     return [s for s in samples if s.source not in families and _layer(s.shape) not in layers]
 

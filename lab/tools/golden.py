@@ -67,7 +67,7 @@ def _line(event: e.AnyEvent, index: dict[GpuId, int]) -> str | None:
 
 
 def _scores(verdicts: Sequence[Verdict], gpus: Sequence[GpuId], why: str) -> str:
-    """Where the sentence does not have them all."""
+    """Scores, if the sentence does not contain them all."""
     parts = {verdict.gpu: verdict.parts for verdict in verdicts}
     if all(f"{part.name} {part.value:g}" in why for gpu in gpus for part in parts[gpu]):
         return ""

@@ -176,7 +176,7 @@ def _answer(entry: Entry, width_gb: int, *, merged: bool = False) -> Judged | No
 
 
 def _compared_of(entry: Entry, width_gb: int) -> Judged | None:
-    """As published: footprints of 40 GB and more are one class."""
+    """Comparison as published: footprints of 40 GB and more are one class."""
     return _answer(entry, width_gb, merged=True) or _answer(entry, width_gb)
 
 

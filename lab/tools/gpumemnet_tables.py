@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 def of_file(name: str, read: Callable[[Path], T]) -> Callable[[Callable[[T], str]], Callable[[Path], str]]:
-    """For a function of a file of results: the same of its directory, and no text if the file is missing."""
+    """Makes a function of a directory from a function of a file of results. There is no text if the file is missing."""
 
     def of_directory(make: Callable[[T], str]) -> Callable[[Path], str]:
         return lambda results: make(read(results / name)) if (results / name).exists() else ""

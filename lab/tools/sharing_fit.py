@@ -40,7 +40,7 @@ DRAWS = 400
 
 
 def errors(said: Array, rates: Rates) -> dict[str, Any]:
-    """Of predicted less measured speed: over all, and for each number of tasks."""
+    """Errors, predicted minus measured speed: over all, and for each number of tasks."""
     sizes = {"all": rates.size > 0} | {str(size): rates.size == size for size in (2, 3, 4)}
     return {name: error_of((said - rates.was)[rows]) for name, rows in sizes.items() if rows.any()}
 
@@ -82,7 +82,7 @@ def compared(candidates: dict[str, Form], rates: Rates) -> tuple[str, dict[str, 
 
 
 def _difference(one: Array, other: Array, rates: Rates) -> list[float]:
-    """By how much its mean error is the larger: nine in ten draws of groups lie between."""
+    """Range of the difference of the mean errors, in nine of ten draws of groups."""
     more = np.abs(one - rates.was) - np.abs(other - rates.was)
     random = np.random.default_rng(SEED)
     count = int(rates.group.max()) + 1
@@ -109,7 +109,7 @@ def caution(said: Array, rates: Rates) -> tuple[float, float]:
 
 
 def widened(pair: tuple[float, float], said: Array, rates: Rates) -> tuple[float, float]:
-    """Until it holds for pairs, for triples and for quadruples."""
+    """Widens the band until it holds for pairs, for triples and for quadruples."""
     for more in np.arange(1.0, 2.0, 0.01):
         wider = (pair[0] * more, pair[1] * more)
         if min(kept_to(wider, said, rates).values()) >= 1.0 - QUANTILE:
@@ -218,7 +218,7 @@ def unknown(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _own(demand: Demand, power: float) -> float:
-    """Its rate beside two that draw so much together."""
+    """Rate of the task beside two tasks that draw that power together."""
     return sharing.progress_rates([demand, *[Demand(0.5, 0.2, 0.2, 0.5, power / 2)] * 2])[0]
 
 

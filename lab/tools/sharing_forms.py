@@ -58,7 +58,7 @@ def table(groups: Sequence[Group]) -> Rates:
 
 
 def row_of(demand: Demand) -> list[float]:
-    """With the guesses of core/scheduling/sharing_model.py where something is not told."""
+    """The demand as a row, with the guesses of core/scheduling/sharing_model.py for unknown figures."""
     engine, power = demand.gr_active, demand.power
     if engine is None:
         engine = min(1.0, demand.sm_active + sharing.ENGINE_ABOVE_SM)
@@ -187,7 +187,7 @@ def fit(form: Form, rates: Rates) -> Array:
 
 
 def left_out(form: Form, rates: Rates, kin: Callable[[str], str] = str, judged: Rates | None = None) -> Array:
-    """Each rate as a form says it that was fitted without every group that holds the task, or one akin to it."""
+    """Rates predicted by the form after a fit without all groups that contain the task or a related one."""
     judged = rates if judged is None else judged
     said = np.zeros(len(judged.was))
     for one in sorted({kin(str(task)) for task in rates.task}):

@@ -138,7 +138,7 @@ def outside_told(found: dict[str, Any]) -> str:
 
 
 def _most_off(copies: dict[str, Any]) -> float:
-    """By the means over two, three and four copies, under MPS."""
+    """Maximum error of the mean speed of two, three and four copies under MPS."""
     pairs = [(size, *one["total_said_and_measured"][size]) for name, one in copies.items() if name.startswith("mps ")
              for size in NUMBERS]  # fmt: skip
     return max(float(abs(said - was)) / int(size) for size, said, was in pairs)

@@ -72,7 +72,7 @@ def observed(folder: Path, events: Sequence[history.Event]) -> Iterator[tuple[Ca
 
 
 def row(call: Call, counts: Counter[Blocks], family: str) -> dict[str, Any] | None:
-    """As a card's measuring writes it; None where the case does not say one figure."""
+    """The row as the measurement of a card writes it; None if the case does not give one figure."""
     image, weight, output = call.sizes
     rank = len(image) - 2
     often, times = counts.most_common(1)[0]

@@ -30,7 +30,7 @@ def make_folder(out: Path, hint: str = HINT) -> None:
 
 
 def check_folder(out: Path, hint: str = HINT) -> None:
-    """Also if it does not exist yet."""
+    """Checks a folder, which need not exist yet."""
     try:
         probe(out)
     except OSError as error:
@@ -50,7 +50,8 @@ def probe(out: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """On return the file is on the disk; until then the old one stays. Of several writers the last one wins."""
+    """Writes the file atomically. On return it is on the disk; until then the old one stays. The last of several
+    writers wins."""
     try:
         replace_whole(path, data)
     except OSError as error:

@@ -144,7 +144,7 @@ class State:
         return None if misfit is None else NeverFits(misfit)
 
     def _account(self, before: Task | None, task: Task | None) -> None:
-        """What its user had and holds; users' places in the lanes go by that."""
+        """Counts the task in its user's account, which determines the user's turn."""
         all_moved = self.accounts.minute(self.now)
         moved = self.accounts.follow(before, task, self.gpus, self.now)
         known = task or before

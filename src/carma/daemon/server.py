@@ -283,7 +283,8 @@ def _attempt_cgroups(paths: Paths) -> AttemptCgroups | None:
 
 
 def _cgroup_limits(sharing: Sharing, gpus: Sequence[Gpu], groups: AttemptCgroups | None) -> CgroupLimits | None:
-    """If driver, kernel and administrator provide them. The sampler has opened NVML already."""
+    """The driver's memory limits, if driver, kernel and administrator provide them. The sampler has opened NVML
+    already."""
     if not sharing.caps or groups is None:
         return None
     from carma.monitor.nvml import load_nvml

@@ -43,7 +43,7 @@ def force_flag(function: Function) -> Function:
 
 
 def check_made(typed: str, force: bool) -> None:
-    """Only a page or a picture that CARMA has made may be overwritten without --force."""
+    """Refuses to overwrite anything but a page or a picture that CARMA has made, unless --force is given."""
     from gpumemnet.output_file import check_file, holds_something, made_here
 
     check_file(typed)

@@ -169,7 +169,7 @@ def read_measured(path: Path) -> Iterator[MeasuredRow | dict[str, Any]]:
 
 
 def read_digests(path: Path) -> dict[str, str]:
-    """Of each config's line in the file, by id; a row has the digest of its config's line."""
+    """Digest of each config's line in the file, by id; a row has the digest of its config's line."""
     return {config["id"]: config["of"] for config in read_configs(path)}
 
 

@@ -65,7 +65,7 @@ def describe(table: Table) -> Family:
 
 
 def sizes(table: Table) -> dict[str, Numbers]:
-    """For each row: the plotted sizes, which activity is correlated with."""
+    """The plotted sizes of each row, with which activity is correlated with."""
     layers = table.layers
     sums = np.concatenate([[0.0], np.cumsum(layers.output.elements)])
     outputs = sums[layers.offsets[1:]] - sums[layers.offsets[:-1]]

@@ -85,7 +85,7 @@ def _run(command: Sequence[str]) -> None:
 
 
 def _read(path: Path, wanted: Mapping[str, object]) -> dict[str, Listed]:
-    """Of two lines with one id the last, because the config has changed."""
+    """The lines by id. The last of two lines with one id counts, because the config has changed."""
     decoder = msgspec.json.Decoder(Listed)
     found: dict[str, Listed] = {}
     with path.open("rb") as lines:

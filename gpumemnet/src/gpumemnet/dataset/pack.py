@@ -106,7 +106,7 @@ def _correct_ties(
 
 
 def untie(config: Config) -> Config:
-    """With separate weights of output layers. A tied embedding stays: it is one module that is called twice."""
+    """Separates the weights of output layers. A tied embedding stays: it is one module that is called twice."""
     return msgspec.structs.replace(config, model=tuple(map(_untied_part, config.model)))
 
 

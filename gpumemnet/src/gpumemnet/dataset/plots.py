@@ -89,7 +89,7 @@ def save(pyplot: Any, figure: Any, path: Path, dpi: int = 150) -> Iterator[Path]
 
 
 def _class_colours(pyplot: Any, count: int) -> list[Any]:
-    """From little to much memory, dark to light; a class has the same colour in all plots."""
+    """Colours from dark (little memory) to light (much); a class has the same colour in all plots."""
     return [pyplot.get_cmap("viridis")(place) for place in np.linspace(0.0, 0.95, max(count, 2))][:count]
 
 

@@ -25,7 +25,8 @@ def branches(how: str, *bodies: Ops) -> dict[str, Any]:
 
 
 def act(f: str, inplace: bool = False, functional: bool = False) -> dict[str, Any]:
-    """In place only if the layer before it does not need its output: after a convolution, a norm, a linear layer."""
+    """The activation, in place only if the layer before it does not need its output: after a convolution, a norm, a
+    linear layer."""
     return op("act", f=f, inplace=inplace and f in INPLACE, functional=functional and f != "prelu")
 
 
@@ -34,7 +35,7 @@ def dropout(p: float, functional: bool = False) -> Ops:
 
 
 def probability(dice: Dice, share: float, span: tuple[float, float]) -> float:
-    """Of a dropout; 0 if there is none."""
+    """Probability of a dropout; 0 if there is none."""
     return round(dice.uniform(span), 2) if dice.chance(share) else 0.0
 
 

@@ -301,7 +301,7 @@ class RoughEstimate:
         return round(self.common.context_mib + self.common.slack * (self.lasting + peak) / MIB)
 
     def batch_for(self, mib: float) -> float:
-        """Below 1 if the weights alone need more."""
+        """Batch size for an amount of memory; below 1 if the weights alone need more."""
         room = (mib - self.common.context_mib) * MIB / self.common.slack - self.lasting - self.casting
         return room / self.sample
 

@@ -102,7 +102,7 @@ class Table:
         return self.columns[column]
 
     def described(self, row: int) -> Described:
-        """As a trial run would describe it."""
+        """The row's model as a trial run would describe it."""
         config = self.configs[row]
         optimizer, slots = OPTIMIZERS[config.optimizer]
         dtype, autocast = TYPES[config.precision]

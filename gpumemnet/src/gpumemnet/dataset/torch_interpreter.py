@@ -40,9 +40,8 @@ def find_torch(wanted: str | None, *, with_gpu: bool) -> str:
 def ask_interpreter(
     wanted: str | None, program: str, words: Sequence[str], hint: str
 ) -> tuple[str, dict[str, str | bool]]:
-    """Its path and what `program`, run by it, prints as JSON.
-
-    The path stays as it is found: a virtual environment is known by its link.
+    """The interpreter's path, and the JSON that `program` prints under it. Links in the path are not resolved: a
+    virtual environment is known by its link.
     """
     path = shutil.which(wanted or "python3")
     if path is None:

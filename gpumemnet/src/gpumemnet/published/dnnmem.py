@@ -156,7 +156,8 @@ def _blocks(described: Described) -> frozenset[str]:
 
 
 def workspace_values(layer: Layer) -> int:
-    """Of a convolution as an explicit matrix product: one unfolded sample, for each group in turn; 1 × 1 needs none."""
+    """Workspace values of a convolution as an explicit matrix product: one unfolded sample, for each group in turn; 1 ×
+    1 needs none."""
     kernel = numel(tuple(_integers(layer.attributes.get("kernel_size", ""))))
     if not layer.kind.startswith("Conv") or kernel <= 1 or len(layer.output) < 3:
         return 0

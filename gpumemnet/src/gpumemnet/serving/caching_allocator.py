@@ -31,7 +31,8 @@ class Block:
 
 
 class Cache:
-    """In bytes. `peak` is of allocated memory; reserved memory never shrinks. `least`: no request is smaller."""
+    """The state of a caching allocator, in bytes. `peak` is of allocated memory; reserved memory never shrinks.
+    `least`: no request is smaller."""
 
     def __init__(self, least: int = SMALL) -> None:
         self.reserved = self.allocated = self.peak = 0

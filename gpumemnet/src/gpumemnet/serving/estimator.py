@@ -76,7 +76,7 @@ class GpuMemNet:
         return answer
 
     def of(self, described: Described, gpu: str = "", gpus: int = 1) -> Estimate | NoEstimate:
-        """For each of `gpus` GPUs; without a name, for the GPU that the model was learned on."""
+        """Estimate for each of `gpus` GPUs; without a name, for the GPU that the model was learned on."""
         if reason := _unlike(described):
             return self._refuse(reason)
         described, assumed = with_input(described)
@@ -234,8 +234,8 @@ def class_of(facts: Facts, mib: float) -> int:
 
 
 def class_above(facts: Facts, quantiles: Sequence[float]) -> tuple[str, ...]:
-    """As a classifier the model answers with the class of the operating point, where an under-estimate costs more than
-    an over-estimate. The answer says if that class differs from the footprint's."""
+    """Class of the operating point, with which the model answers as a classifier: an under-estimate costs more there.
+    The answer says if that class differs from the footprint's."""
     careful = class_of(facts, float(np.interp(facts.operating_point, facts.quantiles, quantiles)))
     if careful <= class_of(facts, quantiles[facts.place(0.5)]):
         return ()
@@ -244,8 +244,8 @@ def class_above(facts: Facts, quantiles: Sequence[float]) -> tuple[str, ...]:
 
 
 def _parts(described: Described, facts: Facts, footprint: int, added: Mapping[str, int]) -> dict[str, int]:
-    """By arithmetic as far as possible; the rest is outputs, workspaces and fragmentation in one. Empty if the
-    arithmetic gives more than the footprint (weights that are not trained)."""
+    """Parts of the estimate, by arithmetic as far as possible; the rest is outputs, workspaces and fragmentation in
+    one. Empty if the arithmetic gives more than the footprint (weights that are not trained)."""
     weights = parameters_of(described) * (bytes_each(described.dtype) or 4) / MIB
     state = round(slots_of(described) * weights)
     parts = {"weights": round(weights), "gradients": round(weights), "optimizer_state": state}

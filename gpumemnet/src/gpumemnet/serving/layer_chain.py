@@ -41,7 +41,7 @@ def play(reading: LayerReading, heads: float) -> tuple[float, float]:
 
 
 def _rows_there(chain: Sizes) -> list[tuple[Any, ...]]:
-    """For each layer, what the forward pass needs, in one tuple for speed."""
+    """What the forward pass needs of each layer, in one tuple for speed."""
     adds = chain.adds
     if chain.amp:  # otherwise there are no copies
         adds = [is_sum and not copy for is_sum, copy in zip(chain.adds, chain.copies, strict=True)]
@@ -111,7 +111,7 @@ class _Pass:
         return gradient
 
     def there(self) -> Tensors:
-        """Of recomputed layers only the input is kept."""
+        """The forward pass. Recomputed layers keep their input only."""
         begins: Tensors = []
         for begin, end, again in self.chain.spans:
             if again:
@@ -302,7 +302,8 @@ class _Pass:
         give(narrow)
 
     def pass_on(self, place: int, flows: Tensor) -> None:
-        """Not to the layer before, whose gradient comes from elsewhere, or is a view of a held one."""
+        """Passes the gradient on to another layer than the one before, whose gradient comes from elsewhere or is a
+        view of a held one."""
         if place in self.chain.fans:
             self.fan_out(place, flows)
         else:

@@ -75,7 +75,7 @@ _ANGLES = ("cos_function", "sin_function")  # a kind of activation function as a
 
 
 def _sized_features() -> Iterator[tuple[str, str, float]]:
-    """For each feature that is a size: its name, the kind of layer that it counts (or ''), and the excess over the
+    """The features that are sizes: name, the kind of layer that it counts (or ''), and the excess over the
     range that is allowed, as log2."""
     for name in FEATURES:
         what, _, kind = name.partition("_")

@@ -48,7 +48,7 @@ class Model:
         return f"the model {self.facts.name}, learned from {learned.rows:,} runs on {learned.gpu} ({where})"
 
     def quantiles_mib(self, features: Features) -> tuple[float, ...]:
-        """Of the footprint, as `facts.quantiles` names them; ascending."""
+        """Quantiles of the footprint, as `facts.quantiles` names them; ascending."""
         (found,) = self._session.run(["quantiles"], _fed(features, self.facts.kind))
         row = np.maximum.accumulate(found[0].astype(np.float64))
         if row.shape != (len(self.facts.quantiles),) or not np.isfinite(row).all():

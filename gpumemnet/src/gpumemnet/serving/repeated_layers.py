@@ -63,7 +63,7 @@ def _period(numbers: list[int], kinds: list[int], place: int) -> int:
 
 
 def find_tied(columns: Columns, total: int | None) -> NDArray[np.int64]:
-    """For each layer the place of the embedding whose weights it uses, else -1. A bias is never shared."""
+    """Places of the embeddings whose weights the layers use; -1 for other layers. A bias is never shared."""
     found = np.full(columns.count, -1, np.int64)
     lacks = 0.0 if total is None else float(columns.parameters.sum()) - total
     if lacks <= 0:

@@ -41,7 +41,7 @@ _TEMPORARIES = {"sgd": 0.0, "adagrad": 2.0}
 
 @dataclass(frozen=True)
 class Held:
-    """In MiB."""
+    """Memory held between passes, in MiB."""
 
     resting: float  # weights and the optimizer's state
     gradients: float
@@ -74,7 +74,8 @@ def temporaries_of(described: Described) -> float:
 
 
 def _mask_bytes(columns: Columns) -> NDArray[np.float64]:
-    """For each element of a layer's output. A layer that drops whole samples has one number for each of them."""
+    """Bytes of the mask for each element of a layer's output. A layer that drops whole samples has one number for each
+    of them."""
     found: NDArray[np.float64] = MASK_BYTES[columns.kinds]
     drops = np.flatnonzero(columns.kinds == INDEX["dropout"])
     whole = [_drops_samples(name) for name in columns.names[drops].tolist()]
@@ -88,7 +89,7 @@ def _drops_samples(name: str) -> bool:
 
 
 def arriving_bytes(reading: LayerReading) -> NDArray[np.float64]:
-    """Of an element of each layer's input. Joined branches take the widest format among them."""
+    """Bytes of an element of each layer's input. Joined branches take the widest format among them."""
     columns = reading.columns
     came = shifted(reading.each, reading.each[0])
     if not reading.described.autocast:
@@ -152,7 +153,7 @@ def _kept_before(columns: Columns, before: NDArray[np.bool_]) -> NDArray[np.bool
 
 
 def _recomputed(columns: Columns, kept: NDArray[np.float64], inputs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """With checkpointing: each recomputed block keeps its input, and one block exists in full."""
+    """Memory with checkpointing: each recomputed block keeps its input, and one block exists in full."""
     stays, most, where = kept.copy(), 0.0, 0
     for begin, end, again in spans_of(columns):
         if again:

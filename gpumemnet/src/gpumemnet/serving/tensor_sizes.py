@@ -47,7 +47,7 @@ def _rounded(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _of_names(names: list[str], counts: Mapping[str, int]) -> list[int]:
-    """For each name its count, else 0."""
+    """The count of each name; 0 for unknown names."""
     if counts.keys().isdisjoint(names):
         return [0] * len(names)
     return [counts.get(name, 0) for name in names]

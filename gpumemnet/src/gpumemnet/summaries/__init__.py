@@ -93,7 +93,7 @@ def read_text(text: str, *, batch: int | None = None, sample: Shape = ()) -> Rea
 
 
 def _among(read: ReadSummary, what: str, starts: list[int]) -> ReadSummary:
-    """Only the first model is read, also if a task trains several networks."""
+    """Reads the first model, also if a task trains several networks."""
     if len(starts) < 2:
         return read
     remark = f"the text has {counted(len(starts), what)}: only the first, from line {starts[0] + 1} on, is read"

@@ -120,8 +120,8 @@ def input_of(node: Node, now: Shape) -> Shape:
 
 
 def _pooled_aside(node: Node, now: Shape) -> Shape:
-    """In torchvision's GoogLeNet: means of as many places as its first linear layer takes. In Inception v3: of five by
-    five, in steps of three."""
+    """Output of the pooling of an auxiliary head: in torchvision's GoogLeNet, means over as many places as its first
+    linear layer takes; in Inception v3, over five by five places in steps of three."""
     inside = {child.names[0]: child for child in node.children}
     if "conv0" in inside:
         return (now[0], *(max(1, (size - 5) // 3 + 1) for size in now[1:]))
@@ -246,7 +246,7 @@ def wanted_by(nodes: Sequence[Node]) -> Wanted:
 
 
 def wanted_behind(children: Sequence[Node], after: Wanted) -> list[Wanted]:
-    """For each, the requirement of the next that has one, or of what follows all."""
+    """Requirement of the next block that has one, or of what follows all, for each block."""
     found: list[Wanted] = []
     for child in reversed(children):
         found.append(after)

@@ -141,7 +141,8 @@ def _source(connected: str, above: dict[str, Shape]) -> Shape:
 
 
 def _channels_first(shape: Shape) -> Shape:
-    """Of images and volumes. Sequences depend on the layers around; in PyTorch, too, words have their width last."""
+    """Whether images and volumes have their channels first. Sequences depend on the layers around; in PyTorch, too,
+    words have their width last."""
     return (shape[0], shape[-1], *shape[1:-1]) if len(shape) in (4, 5) else shape
 
 
@@ -239,8 +240,8 @@ def _moving(one: _KerasRow) -> int:
 
 
 def _full_name(cut: str, places: int) -> str:
-    """Of a class whose name was cut off; `places`: number of sizes besides batch and channels (2 of an image).
-    Unchanged if it is no class of Keras."""
+    """Full name of a class whose name was cut off; `places`: number of sizes besides batch and channels (2 of an
+    image). Unchanged if it is no class of Keras."""
     names = [name.replace("#", str(places)) for name in _NAMES]
     return next((name for name in names if name.startswith(cut)), cut)
 

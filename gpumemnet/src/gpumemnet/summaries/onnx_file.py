@@ -95,7 +95,7 @@ def _too_large() -> Usage:
 
 
 def _load(onnx: Any, raw: bytes) -> Any:
-    """Without weights in other files."""
+    """Loads the graph without weights in other files."""
     if len(raw) > _MOST_BYTES:
         raise _too_large()
     model = onnx.ModelProto()

@@ -60,7 +60,7 @@ class Graph:
         self.is_for_training = not self.is_folded and any(node.op_type in _OF_TRAINING for node in self._nodes)
 
     def layers(self, fixed: int | None, batch: int | None) -> tuple[Layer, ...]:
-        """In the order of the graph; a batch that was fixed in the export is replaced by the one asked for."""
+        """Layers in the order of the graph. A batch that was fixed in the export is replaced by the requested one."""
         found: list[Layer] = []
         biased: dict[str, int] = {}  # index of the layer by the output of a product without its bias
         for node in self._nodes:
@@ -77,7 +77,7 @@ class Graph:
         return tuple(found)
 
     def _find_weights(self) -> None:
-        """Also views of weights."""
+        """Finds weights and views of weights."""
         self._behind = {name: name for name in self._weights}
         for node in self._nodes:
             if node.op_type in _VIEWS and node.input and node.input[0] in self._behind:
@@ -162,7 +162,7 @@ def _holds_layers(node: Any) -> bool:
 
 
 def _has_own_bias(node: Any) -> bool:
-    """With torch's name. An export for inference invents names for precomputed values."""
+    """Whether it has a bias with torch's name. An export for inference invents names for precomputed values."""
     if len(node.input) < 3 or not node.input[2]:
         return False
     weight, bias = node.input[1], node.input[2]

@@ -112,7 +112,7 @@ def _compute(onnx: Any, model: Any, found: Tensors, numbers: dict[str, Any]) -> 
 
 
 def _computed(onnx: Any, model: Any, node: Any, found: Tensors, numbers: dict[str, Any]) -> dict[str, Any] | None:
-    """By the name of each output; None if it needs more than integers."""
+    """Computed values by the name of their output; None if it needs more than integers."""
     taken = [name for name in node.input if name]
     if node.op_type == "Shape" and not node.attribute and (shape := found.get(taken[0], (None, 0))[0]) is not None:
         tensor = onnx.helper.make_tensor("shape", onnx.TensorProto.INT64, (len(shape),), shape)

@@ -36,7 +36,7 @@ _NAMED = {"Conv": ("in_channels", "out_channels"), "Embedding": ("num_embeddings
 
 
 def read_tree(lines: Sequence[str], start: int, batch: int | None, sample: Shape) -> ReadSummary:
-    """With an input (of one sample, without the batch) the outputs are inferred."""
+    """Reads a printed tree. The outputs are inferred if there is an input (of one sample, without the batch)."""
     root = parse_tree(lines, start)
     counting = _Counting()
     counting.count(root)
@@ -157,7 +157,8 @@ def _attention(node: Node) -> int:
 
 
 def _add_layers(found: list[Layer], node: Node, path: str, outputs: Iterator[Shape | None] | None, batch: int) -> None:
-    """In the order of the text; `outputs` has one entry for each module, None if it has no output itself."""
+    """Adds the layers in the order of the text; `outputs` has one entry for each module, None if it has no output
+    itself."""
     kind, own, children = node.kind, node.own, node.children
     is_layer = bool(own) or (not children and not is_container(kind))
     attributes = _attributes(node) if is_layer else {}
@@ -175,7 +176,7 @@ def _add_layers(found: list[Layer], node: Node, path: str, outputs: Iterator[Sha
 
 
 def _attributes(node: Node) -> dict[str, str]:
-    """As printed, with torch's names for positional attributes."""
+    """The printed attributes, with torch's names for positional ones."""
     names = next((names for start, names in _NAMED.items() if node.kind.startswith(start)), None)
     if names is None:
         return node.printed

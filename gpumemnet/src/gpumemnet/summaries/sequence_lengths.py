@@ -110,7 +110,7 @@ class _Stretch:
         return sizes
 
     def _rows(self, sizes: Shape, kind: str) -> Shape:
-        """Of a batch: sequences of words, their heads, or scores of each word to each."""
+        """Rows of a batch: sequences of words, their heads, or scores of each word to each."""
         places = [place for place, size in enumerate(sizes) if size == self._printed]
         if kind in _FIXED and places[-1:] == [len(sizes) - 1]:
             places = places[:-1]

@@ -221,7 +221,7 @@ class ShapeInference:
         return (*self._sample, int(node.printed["1"]))
 
     def _call_attention(self, node: Node, output: int) -> None:
-        """Its projections are called inside it; modules printed below it are never called."""
+        """Calls attention. Its projections are called inside it; modules printed below it are never called."""
         width = (node.children[0].printed if node.children else node.printed).get("in_features", "")
         shape = self._find_features(node, (int(width),)) if width.isdecimal() else None
         if shape is None:
@@ -314,7 +314,7 @@ class ShapeInference:
         return found
 
     def _has_part(self, features: Shape) -> bool:
-        """Of rows: halves that are multiplied, or queries, keys and values of different widths."""
+        """Whether rows have parts: halves that are multiplied, or queries, keys and values of different widths."""
         is_rows = self._channels_last or (self._in_rows and len(self._now) == 2)
         if not is_rows or len(features) != 1:
             return False

@@ -97,13 +97,13 @@ def _each(printed: Printed, name: str, count: int, default: str) -> Shape:
 
 
 def _same(printed: Printed, shape: Shape) -> Shape:
-    """With padding so that only the stride counts, as in TensorFlow."""
+    """Output size with padding so that only the stride counts, as in TensorFlow."""
     made = int(printed["1"]) if "1" in printed else shape[0]
     return (made, *_strided(printed, shape, printed.get("kernel_size", "1")))
 
 
 def _blurred(printed: Printed, shape: Shape) -> Shape:
-    """Its stride is mostly not printed; it is 2 if it is used for downsampling."""
+    """Output of a blur layer. Its stride is mostly not printed; it is 2 if it is used for downsampling."""
     return (shape[0], *_strided(printed, shape, "2"))
 
 
@@ -176,7 +176,8 @@ def _recurrent(printed: Printed, shape: Shape) -> Shape:
 
 
 def _flattened(printed: Printed, shape: Shape) -> Shape:
-    """As printed, counted with the batch: `start_dim=1` is the first size of a sample."""
+    """The flattened shape. Dimensions are counted with the batch, as printed: `start_dim=1` is the first size of a
+    sample."""
     start = max(int(printed.get("start_dim", "1")) - 1, 0)
     last = int(printed.get("end_dim", "-1"))
     end = len(shape) + last + 1 if last < 0 else last
@@ -203,7 +204,7 @@ def _shuffled(printed: Printed, shape: Shape) -> Shape:
 
 
 def _padded(printed: Printed, shape: Shape) -> Shape:
-    """From the last size on, before and after: `(left, right, top, bottom)`."""
+    """The padded shape. Paddings begin with the last size, before and after: `(left, right, top, bottom)`."""
     around = integers(printed.get("padding") or printed["0"])
     around = around * 2 * (len(shape) - 1) if len(around) == 1 else around
     sizes = list(shape)

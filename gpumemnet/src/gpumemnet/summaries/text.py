@@ -45,7 +45,7 @@ def first_names(names: Iterable[str]) -> str:
 
 
 def is_header(line: str) -> bool:
-    """Of a table; a terminal may have cut off the last columns of a box of Keras."""
+    """Whether a line is the header of a table; a terminal may have cut off the last columns of a box of Keras."""
     return line.lstrip(" \t┃│|").startswith("Layer (type") and ("Param" in line or "┃" in line)
 
 
@@ -55,7 +55,7 @@ def is_rule(line: str) -> bool:
 
 
 def has_inner(depths: Sequence[int]) -> list[bool]:
-    """For each row of a table whether rows of its own follow."""
+    """Whether inner rows follow each row of a table."""
     return [below > depth for depth, below in zip(depths, [*depths[1:], 0], strict=True)]
 
 

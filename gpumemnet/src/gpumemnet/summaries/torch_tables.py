@@ -91,7 +91,7 @@ def _completed(rows: list[_Row]) -> tuple[list[_Row], tuple[str, ...]]:
 
 
 def _body(lines: Sequence[str], header: int) -> tuple[int, int]:
-    """Where the rows begin and end: between the rule below the header and the next one."""
+    """Range of the rows: between the rule below the header and the next one."""
     rules = [number for number in range(header + 1, len(lines)) if is_rule(lines[number])][:2]
     if len(rules) < 2:
         raise cut_off(header, lines[header], "the table that begins here")
@@ -109,7 +109,7 @@ def _below(lines: Sequence[str], end: int) -> Sequence[str]:
 
 
 def _columns(head: str) -> dict[str, tuple[int, int]]:
-    """Where each column of a torchinfo table begins and ends; header names are at least two spaces apart."""
+    """Ranges of the columns of a torchinfo table; header names are at least two spaces apart."""
     names = list(_NAME.finditer(head))
     ends = [following.start() for following in names[1:]] + [10**9]
     return {found[0]: (found.start(), end) for found, end in zip(names, ends, strict=True)}
@@ -241,8 +241,8 @@ def _read(
     remarks: tuple[str, ...],
     gaps: tuple[str, ...],
 ) -> ReadSummary:
-    """With the batch asked for in place of that of the table (-1: unknown), and for language models with the length
-    asked for."""
+    """The shape with the requested batch in place of the table's (-1: unknown), and with the requested length for
+    language models."""
     layers = tuple(row.layer for row in leaves)
     firsts = Counter(layer.output[0] for layer in layers if layer.output)
     printed = firsts.most_common(1)[0][0] if firsts else -1

@@ -85,14 +85,15 @@ def input_of(printed: Shape, sample: Shape, batch: int, input_mb: float | None) 
 
 
 def _fits(sample: Shape, batch: int, input_mb: float) -> bool:
-    """As far as two decimal places show."""
+    """Whether the figures agree as far as two decimal places show."""
     elements = prod((batch, *sample))
     each = _WORD_BYTES if len(sample) == 1 else _NUMBER_BYTES
     return any(abs(elements * size / unit - input_mb) <= _ROUNDING_MB for size in each for unit in _MEGABYTES)
 
 
 def square_image(first: Layer, batch: int, input_mb: float | None) -> Shape:
-    """With the batch of the table; empty if the figures leave several images, or none."""
+    """The square image that the totals imply, with the batch of the table; empty if the figures leave several images,
+    or none."""
     if not input_mb or input_mb < _LEAST_MB or len(first.output) != 4 or not _CONVOLUTION.fullmatch(first.kind):
         return ()
     high, wide = first.output[2:]

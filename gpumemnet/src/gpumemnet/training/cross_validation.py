@@ -40,7 +40,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Answers:
-    """Of the rows that were left out: quantiles in MiB, or of a classifier the classes for each width."""
+    """Predictions for the rows that were left out: quantiles in MiB, or of a classifier the classes for each width."""
 
     job: Job
     quantiles_mib: Numbers | None = None
@@ -90,7 +90,7 @@ def _tracker_without_warnings() -> Iterator[None]:
 
 
 def held(data: str) -> Samples:
-    """In a process of the pool: the samples of that name."""
+    """The samples of that name, in a process of the pool."""
     return _held[data]
 
 

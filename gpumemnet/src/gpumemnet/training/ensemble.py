@@ -64,7 +64,7 @@ class Learned:
 
     def quantiles_mib(self, samples: Samples) -> Numbers:
         mib = self.scale.to_mib(shifted(self.members.z(samples).mean(0), self.shifts), samples)
-        return mib if self.context_mib is None else believed(mib, samples.guess_mib + self.context_mib)
+        return mib if self.context_mib is None else with_arithmetic(mib, samples.guess_mib + self.context_mib)
 
 
 def learn(fit: Fit, samples: Samples, members: int, seed: int, width_gb: int) -> Learned:
@@ -76,7 +76,7 @@ def learn(fit: Fit, samples: Samples, members: int, seed: int, width_gb: int) ->
     shifts = _shifts(unseen, scale.to_z(samples))
     mib = scale.to_mib(shifted(unseen, shifts), samples)
     context_mib = _context_mib(mib, samples, width_gb)
-    mib = mib if context_mib is None else believed(mib, samples.guess_mib + context_mib)
+    mib = mib if context_mib is None else with_arithmetic(mib, samples.guess_mib + context_mib)
     return Learned(
         members=fitted,
         scale=scale,
@@ -94,8 +94,9 @@ def shifted(z: Numbers, shifts: Numbers) -> Numbers:
     return moved
 
 
-def believed(mib: Numbers, plain_mib: Numbers) -> Numbers:
-    """With the arithmetic as the median if the quantiles allow it, because it is often exact."""
+def with_arithmetic(mib: Numbers, plain_mib: Numbers) -> Numbers:
+    """The quantiles with the arithmetic as their median if it lies between the outer ones, because it is often
+    exact."""
     low, high = PLAIN_RANGE
     allowed = (plain_mib >= mib[:, low]) & (plain_mib <= mib[:, high])
     middle = np.where(allowed, plain_mib, mib[:, MEDIAN])[:, None]
@@ -114,7 +115,8 @@ def _context_mib(unseen_mib: Numbers, samples: Samples, width_gb: int) -> float 
     def right(mib: Numbers) -> float:
         return float((mib[:, MEDIAN] // width_mib == samples.footprint_mib // width_mib).mean())
 
-    return context_mib if right(believed(unseen_mib, samples.guess_mib + context_mib)) > right(unseen_mib) else None
+    helped = right(with_arithmetic(unseen_mib, samples.guess_mib + context_mib)) > right(unseen_mib)
+    return context_mib if helped else None
 
 
 def _shifts(unseen: Numbers, truth: Numbers) -> Numbers:

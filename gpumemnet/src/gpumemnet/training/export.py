@@ -20,7 +20,7 @@ from gpumemnet.training.samples import MEDIAN
 
 
 class Answer(nn.Module):
-    """From z of [members, n, quantiles] to MiB: the end of every graph."""
+    """Converts z of [members, n, quantiles] to MiB: the end of every graph."""
 
     def __init__(self, learned: Learned) -> None:
         super().__init__()
@@ -35,11 +35,11 @@ class Answer(nn.Module):
             rising.append(torch.maximum(rising[-1], moved[:, place : place + 1]))
         guess = torch.exp2(scalars[:, PLACE["guess_mib"], None]) - 1.0
         mib = self.base_mib + torch.cat(rising, 1).exp() * (guess + self.room_mib)
-        return mib if self.context_mib is None else believed(mib, guess + self.context_mib)
+        return mib if self.context_mib is None else with_arithmetic(mib, guess + self.context_mib)
 
 
-def believed(mib: Tensor, plain_mib: Tensor) -> Tensor:
-    """As `ensemble.believed`."""
+def with_arithmetic(mib: Tensor, plain_mib: Tensor) -> Tensor:
+    """The same as `ensemble.with_arithmetic`, in torch."""
     low, high = (mib[:, place : place + 1] for place in PLAIN_RANGE)
     middle = torch.where((plain_mib >= low) & (plain_mib <= high), plain_mib, mib[:, MEDIAN : MEDIAN + 1])
     return torch.cat([torch.minimum(mib[:, :MEDIAN], middle), middle, torch.maximum(mib[:, MEDIAN + 1 :], middle)], 1)
@@ -113,7 +113,7 @@ def hushed() -> Iterator[None]:
 
 
 def _bare(model: Any) -> bytes:
-    """Without the exporter's notes about the origin of each node: paths of this machine, half of the file."""
+    """The graph without the exporter's notes about the origin of each node: paths of this machine, half of the file."""
     import onnx
 
     graph = model.graph

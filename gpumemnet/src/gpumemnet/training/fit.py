@@ -41,7 +41,7 @@ def descend(
 
 
 def ask_layers(net: nn.Module, scalars: Tensor, layers: Packed, size: int = 256) -> Tensor:
-    """In batches of similar length; the answers in the order of the rows."""
+    """Predicts in batches of similar length; the results are in the order of the rows."""
     order = torch.argsort(layers.lengths)
     with torch.no_grad():
         answers = torch.cat([net(scalars[picked], *layers.pad(picked)) for picked in order.split(size)])
@@ -66,7 +66,7 @@ class Scaling(nn.Module):
 
 
 def quantiles(raw: Tensor) -> Tensor:
-    """From free numbers: the median, and steps up and down from it that are never negative."""
+    """Quantiles from unconstrained numbers: the median, and steps up and down from it that are never negative."""
     steps = nn.functional.softplus(raw - 3.0)
     median = raw[..., MEDIAN : MEDIAN + 1]
     up = median + torch.cumsum(steps[..., MEDIAN + 1 :], -1)

@@ -36,7 +36,7 @@ ROUNDS, PATIENCE, BATCH = 600, 30, 128
 
 
 def columns(samples: Samples) -> Tensor:
-    """As published: sizes instead of their logarithms, unscaled."""
+    """Columns as published: sizes instead of their logarithms, unscaled."""
     found = []
     for name in COLUMNS[samples.family]:
         values = samples.scalars[:, PLACE[name]].astype(np.float64)

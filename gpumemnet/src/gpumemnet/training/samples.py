@@ -173,7 +173,7 @@ class Scale:
         return z
 
     def to_mib(self, z: Numbers, samples: Samples) -> Numbers:
-        """For quantiles: one row for each sample."""
+        """Quantiles in MiB: one row for each sample."""
         mib: Numbers = self.base_mib + np.exp(z) * (samples.guess_mib + self.room_mib)[:, None]
         return mib
 

@@ -58,7 +58,7 @@ def top_merged(classes: Wholes, width_gb: int) -> Wholes:
 
 
 def shares(found: Wholes, truth: Wholes) -> dict[str, float]:
-    """Of the rows whose class is right, too low and too high."""
+    """Shares of the rows whose class is right, too low and too high."""
     right, under, over = (float(rows.mean()) for rows in (found == truth, found < truth, found > truth))
     return {"accuracy": right, "under": under, "over": over}
 

@@ -37,7 +37,7 @@ Scores = Mapping[str, dict[str, float]]
 
 
 def make_held(data: str, learner: str, out: str, seed: int, scores: Scores | None) -> str:
-    """In a process of the pool."""
+    """Calls `make` with the samples of that name, in a process of the pool."""
     return str(make(held(data), learner, Path(out), seed, scores))
 
 
@@ -81,7 +81,7 @@ def _unseen(learned: Learned, samples: Samples) -> Scores:
 
 
 def scores_of(entries: Sequence[Entry], data: str, learner: str) -> Scores | None:
-    """Of the folds, by class width, at the operating point; None if the learner was not evaluated."""
+    """Scores of the folds, by class width, at the operating point; None if the learner was not evaluated."""
     for entry in entries:
         if (entry.data, entry.learner, entry.protocol) == (data, learner, "folds"):
             wanted = [one.classes for one in entry.judged if one.point == "operating" and not one.classes.top_merged]

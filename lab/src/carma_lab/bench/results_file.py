@@ -69,7 +69,7 @@ class FigureLog:
 
 
 def three_digits(value: float) -> str:
-    """Without an exponent."""
+    """A number with three digits and without an exponent."""
     if value >= 100:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -30,7 +30,7 @@ class ReportOutput(NamedTuple):
     as_json: bool
 
     def check(self, names: Iterable[str]) -> None:
-        """Before anything is computed. `names`: of the pictures that may be drawn."""
+        """Checks the options before anything is computed. `names`: names of the pictures that may be drawn."""
         check_page(self.html, self.force, self.as_json)
         if self.out is not None:
             from carma_lab.reports.drawing import files_of

@@ -95,7 +95,7 @@ def files_of(names: Iterable[str], kinds: Sequence[str] = KINDS) -> list[str]:
 
 
 def _bytes(drawn: Any, kind: str) -> bytes:
-    """Without date and version, so that equal pictures have equal bytes."""
+    """The picture without date and version, so that equal pictures have equal bytes."""
     svg = {"Creator": MARK, **dict.fromkeys(("Date", "Format", "Type"))}
     target = io.BytesIO()
     drawn.savefig(target, format=kind, dpi=DPI, metadata={"Software": MARK} if kind == "png" else svg)

@@ -83,7 +83,8 @@ def _user(name: str, tasks: Sequence[TaskRun], share: float) -> UserShare:
 
 
 def finish_times(tasks: Sequence[TaskRun], share: float) -> list[float]:
-    """For each task that succeeded: its completion divided by its completion on `share` private GPUs.
+    """Finish-time fairness of each task that succeeded: its completion divided by its completion on `share` private
+    GPUs.
 
     Empty if the duration alone of any task is not known, because the wait of the others depends on it.
     """

@@ -75,7 +75,8 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def thinned(course: Sequence[Point], most: int) -> list[Point]:
-    """At most `most` points, each the mean over its part of the run; None if not known in the whole part."""
+    """The course with at most `most` points, each the mean over its part of the run; None if not known in the whole
+    part."""
     size = -(-len(course) // most) if course else 1
     return [_joined(course[place : place + size]) for place in range(0, len(course), size)]
 

@@ -163,7 +163,7 @@ def _task_gap(real: TaskRun, simulated: TaskRun, solo: Solo) -> TaskGap:
 
 
 def _real_speed(real: TaskRun, solo: Solo) -> float | None:
-    """Its work divided by the time since its first use of a GPU, independent of the simulation."""
+    """Speed of the real task: its work divided by the time since its first use of a GPU."""
     last = real.attempts[-1]
     took_s = last.ended_at - last.first_use
     known = solo.how == "given" and real.outcome == "succeeded" and took_s > 0.0

@@ -191,7 +191,7 @@ def _row(task: TaskRun, solo: Solo, lead_s: float) -> TraceTask:
 
 
 def memory_mib(task: TaskRun) -> int:
-    """Its peak; after an OOM also the failed allocation."""
+    """Memory peak of the task; after an OOM with the failed allocation."""
     peaks = [one.memory_mib for one in task.attempts if one.memory_mib is not None]
     if task.outcome == "out_of_memory":
         peaks += [(one.memory_mib or 0) + one.asked_mib for one in task.attempts if one.asked_mib is not None]

@@ -161,7 +161,7 @@ def work_s(pieces: Sequence[Piece], speeds: Mapping[int, float], until: float = 
 
 
 def _demand(stay: Stay, pieces: Sequence[Piece], speeds: Mapping[int, float], meters: Meters, lone: bool) -> Demand:
-    """Its activity, divided by the share of its demand that it could show."""
+    """Demand of the task: its activity, divided by the share of its demand that it could show."""
     done_s = work_s(pieces, speeds)
     if meters.ramp_is_idle:
         done_s -= RAMP_LOSS * _ramp_s(stay, pieces, speeds)
@@ -179,7 +179,7 @@ def _demand(stay: Stay, pieces: Sequence[Piece], speeds: Mapping[int, float], me
 
 
 def _ramp_s(stay: Stay, pieces: Sequence[Piece], speeds: Mapping[int, float]) -> float:
-    """In seconds alone."""
+    """Ramp of the task in seconds of run time alone."""
     ramp_s = work_s(pieces, speeds, stay.begin + (stay.ran.ramp_s or 0.0))
     return min(ramp_s, LONGEST_RAMP * work_s(pieces, speeds))
 
@@ -207,7 +207,7 @@ def _solo(
     speeds: Sequence[Mapping[int, float]],
     last: int | None,
 ) -> Solo:
-    """From its last attempt; the work of earlier attempts was lost."""
+    """Run time alone, from the last attempt; the work of earlier attempts was lost."""
     if last is None or not task.attempts or stays[last].ran is not task.attempts[-1]:
         ran_s = _since_start_s(task.attempts[-1], task.attempts[-1].ended_at) if task.attempts else 0.0
         return Solo(seconds=ran_s, start_s=ran_s, ramp_s=0.0, demand=IDLE, how="alone", rate=1.0)

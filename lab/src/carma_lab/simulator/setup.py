@@ -77,7 +77,7 @@ class Noise:
         ]
 
     def _drawn(self, task_and_group: tuple[str, ...]) -> float:
-        """From the standard normal distribution."""
+        """A number from the standard normal distribution."""
         if task_and_group not in self._known:
             self._known[task_and_group] = random_for(self._seed, *task_and_group).gauss(0.0, 1.0)
         return self._known[task_and_group]

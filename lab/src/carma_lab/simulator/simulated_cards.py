@@ -72,7 +72,7 @@ CARDS = {
 
 
 def find(name: str) -> Card:
-    """By its short name, or any spelling that `carma estimate --gpu` accepts."""
+    """The card with that short name, or any spelling that `carma estimate --gpu` accepts."""
     if name in CARDS:
         return CARDS[name]
     known = find_card(name)

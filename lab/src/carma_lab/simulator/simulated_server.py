@@ -55,7 +55,7 @@ class RunningTask:
         return 1.0 - (len(self.plan) - 1) / STEPS
 
     def on(self, board: SimulatedGpu) -> Demand:
-        """Its demand on that GPU: none on a GPU that it requested and does not use."""
+        """The task's demand on that GPU: none on a GPU that it requested and does not use."""
         return self.demand if board in self.working and not self.saving else IDLE
 
     def move(self, now: float) -> None:
@@ -112,7 +112,7 @@ class SimulatedGpu:
             self.sums, self.since = self.totals(now), now
 
     def totals(self, now: float) -> Integrals:
-        """Without a change of the state."""
+        """Totals up to a time; the state does not change."""
         span_s, load, sums = now - self.since, self.load, self.sums
         return Integrals(
             sums.sm_s + load.sm_active * span_s,

@@ -121,7 +121,7 @@ def _activity(runner: RunningTask, part: float) -> Activity:
 
 
 def _energy_j(runner: RunningTask) -> float | None:
-    """Only if the trace has the power of the task: no meter separates it from that of its neighbours."""
+    """Energy of the task, if the trace has its power: no meter separates it from that of its neighbours."""
     power = runner.demand.power
     if power is None:
         return None

@@ -97,7 +97,7 @@ def _rates(demands: tuple[Demand, ...], mechanism: Mechanism) -> tuple[float, ..
 
 
 def by_size(memory_mib: int) -> Demand:
-    """What a task counts as of which nothing is known but the memory that it takes."""
+    """Assumed demand of a task of which only the memory is known."""
     for below_mib, demand in BY_SIZE:
         if memory_mib < below_mib:
             return demand

@@ -84,7 +84,7 @@ def measure(run: Any, probe: Probe, window_s: float) -> dict[str, Any]:
 
 
 def warm_up(step: Any, segments: Any) -> None:
-    """Until a step allocates no segment: a run that rested has to allocate again what it released."""
+    """Trains until a step allocates no segment: a run that rested has to allocate again what it released."""
     began = time.monotonic()
     before = None
     while before != (now := segments()) or time.monotonic() - began < WARM_S:

@@ -308,7 +308,8 @@ def pooling(op: dict[str, Any], dims: int) -> nn.Module:
 
 
 def build(config: dict[str, Any]) -> nn.Module:
-    """On the meta device: weights have shapes and no memory. `torch.nn.Module.to_empty` gives them some."""
+    """Builds the model on the meta device: weights have shapes and no memory. `torch.nn.Module.to_empty` gives them
+    some."""
     with torch.device("meta"), torch.no_grad():
         x = torch.empty(2, *config["input"], dtype=torch.long if config.get("vocabulary") else torch.float)
         made, _ = Builder(config).chain(list(config["model"]), x)

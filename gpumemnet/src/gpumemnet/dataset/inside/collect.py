@@ -94,7 +94,7 @@ def collect(args: argparse.Namespace, existing: Any, configs: list[dict[str, Any
 
 
 def locked(folder: Path) -> bool:
-    """Until this process and its forks have ended."""
+    """Holds the lock until this process and its forks have ended."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         rows.lock(folder)

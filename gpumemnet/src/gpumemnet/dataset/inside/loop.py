@@ -79,7 +79,7 @@ class Training:
 
 
 def make_batch(config: dict[str, Any], numbers: Any) -> tuple[list[Any], Any]:
-    """On the CPU, as from a data loader."""
+    """A batch on the CPU, as from a data loader."""
     count, shape = config["batch"], config["input"]
     if config.get("vocabulary"):
         inputs = [torch.randint(config["vocabulary"], (count, *shape))]
@@ -102,7 +102,8 @@ def make_batch(config: dict[str, Any], numbers: Any) -> tuple[list[Any], Any]:
 
 
 def to_device(model: Any, device: str) -> Any:
-    """As `model.to(device)`: shared weights are moved once and stay shared, while `to_empty` alone separates them."""
+    """Moves the model as `model.to(device)` does: shared weights are moved once and stay shared, while `to_empty` alone
+    separates them."""
     owners: dict[Any, list[tuple[Any, str]]] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):

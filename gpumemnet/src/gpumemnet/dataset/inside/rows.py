@@ -95,7 +95,7 @@ def read_done(path: Path, activity: bool) -> dict[str, set[str | None]]:
 
 
 def read_rows(text: bytes, activity: bool) -> Iterator[dict[str, Any]]:
-    """Without heads and broken lines; with activity, only those that have a step time."""
+    """Rows without heads and broken lines; with activity, only those that have a step time."""
     for line in text.splitlines():
         with contextlib.suppress(ValueError):
             row = json.loads(line)

@@ -145,7 +145,8 @@ class Schedule:
 
 
 class ActivitySchedule(Schedule):
-    """With activity: some workers are prepared side by side, then each trains alone while the others stand still.
+    """Schedule for measuring activity: some workers are prepared side by side, then each trains alone while the others
+    stand still.
 
     A resting worker holds only what lasts from step to step, so many of them fit. No worker starts or ends while
     another one is measured. A worker that did not fit waits, and is the first when these have ended.
@@ -193,7 +194,7 @@ class ActivitySchedule(Schedule):
             self.give_turn()
 
     def give_turn(self) -> None:
-        """To a worker whose peak fits. If none fits, or none is left, the finished ones end."""
+        """Gives the turn to a worker whose peak fits. If none fits, or none is left, the finished ones end."""
         resting, over = self.pool.among("resting"), self.pool.among("over")
         fitting = [worker for worker in resting if worker.need_mib - worker.held_mib <= self.free_mib()]
         if fitting or (resting and not over):
@@ -210,7 +211,7 @@ class ActivitySchedule(Schedule):
 
 
 def held_mib(worker: Any) -> float:
-    """As read when it last stood still; if that is not known, the most that it may use."""
+    """Memory of the worker, read when it last stood still; if that is not known, the most that it may use."""
     if worker.last_footprint is not None:
         return float(worker.last_footprint / MIB)
     has_only_context = worker.state in ("starting", "waiting", "running")

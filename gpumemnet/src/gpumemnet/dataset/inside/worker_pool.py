@@ -60,7 +60,7 @@ class Worker:
             return  # the process has ended; `WorkerPool.poll` notices
 
     def release(self) -> None:
-        """Its memory is no longer needed."""
+        """Releases the worker's memory."""
         if not self.is_released:
             self.is_released = True
             self.send("end")
@@ -142,7 +142,7 @@ class WorkerPool:
         return [worker for worker in self.workers if worker.state in states]
 
     def read_among(self, state: str) -> list[Worker]:
-        """Those of this state whose footprint is known."""
+        """Workers of this state whose footprint is known."""
         return [worker for worker in self.among(state) if worker.is_read]
 
     def poll(self) -> None:

@@ -72,7 +72,7 @@ class LivingAttempt(NamedTuple):
 
 
 class CrashServer:
-    """At most one daemon at a time, always in the same home."""
+    """A server that is killed and started again: at most one daemon at a time, always in the same home."""
 
     def __init__(self, home: Path, gpus: int = GPUS) -> None:
         self.home = home

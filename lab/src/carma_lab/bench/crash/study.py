@@ -86,7 +86,7 @@ class Study:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Of tasks, daemon, client and study; empty in a good run."""
+        """Problems of tasks, daemon, client and study; empty in a good run."""
         errors = (*self.killer.errors, *self._stream.errors, *self._server.unexpected_ends)
         return (*self.verdict.problems, *errors)
 

@@ -62,7 +62,7 @@ def _trace_step(task: Any) -> Callable[[], Any]:
 
 
 def zoo(lines: Sequence[str], seed: int) -> Iterator[Named]:
-    """In an order by chance: what is measured when the time is over is a fair sample."""
+    """The tasks in random order: what is measured when the time is over is a fair sample."""
     cases = [json.loads(line) for line in lines]
     random.Random(seed).shuffle(cases)
     for case in cases:

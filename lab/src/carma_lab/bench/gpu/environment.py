@@ -96,7 +96,7 @@ class StudyMachine:
         self.sampler.close()
 
     def gpu(self, wanted: str | None) -> Gpu:
-        """By index or UUID; the first one where none is named."""
+        """The GPU with that index or UUID; the first GPU if none is named."""
         gpus = self.sampler.gpus()
         for gpu in gpus:
             if wanted in (None, str(gpu.index), gpu.id):
@@ -105,7 +105,7 @@ class StudyMachine:
         raise NotFound(f"There is no GPU {wanted}.", f"There are: {have}.")
 
     def energy_from(self, gpu: Gpu) -> str | None:
-        """Where figures of energy come from, for the record."""
+        """Source of the energy figures, for the record."""
         if gpu.capabilities.energy and gpu.kind == "card":
             return FROM_COUNTER
         return FROM_POWER if gpu.capabilities.power else None

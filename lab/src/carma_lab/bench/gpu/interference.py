@@ -116,7 +116,7 @@ class InterferenceStudy(Study):
             self._each("alone", alone)
 
     def write(self) -> None:
-        """With all that is needed to run it again."""
+        """Writes the file with all that is needed to repeat the run."""
         rows = with_solo_rates(self.rows)
         more = {
             "mechanism": self._options.mechanism,
@@ -202,7 +202,7 @@ class InterferenceStudy(Study):
 
 
 def _groups(options: Options) -> list[Group]:
-    """In an order of no meaning, so that a run that is cut short has some of every size."""
+    """Groups in a mixed order, so that an interrupted run has some of every size."""
     names = [workload.name for workload in WORKLOADS]
     groups = draw(names, {2: options.pairs, 3: options.triples, 4: options.quadruples}, options.seed)
     random.Random(options.seed).shuffle(groups)

@@ -180,7 +180,7 @@ class Study:
         }
 
     def _beyond(self, used_mib: int | None) -> int | None:
-        """Of the card's memory, what this process took: the card is its own."""
+        """Memory of the card that this process took: no other process uses the card."""
         return None if used_mib is None or self._used_before_mib is None else used_mib - self._used_before_mib
 
     def _wait(self) -> None:
@@ -240,7 +240,7 @@ def measured(
 
 
 def free_memory() -> None:
-    """Before the next task. A task that failed may have left the device unusable for a while."""
+    """Frees memory before the next task. A task that failed may have left the device unusable for a while."""
     import torch
 
     gc.collect()

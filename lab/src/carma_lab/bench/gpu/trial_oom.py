@@ -51,7 +51,8 @@ RUNGS: tuple[Rung, ...] = (
 
 
 class Sizes(NamedTuple):
-    """In MiB, as shares of the GPU, so that innocents, filler and what the grower wants do not all fit."""
+    """Sizes in MiB, as shares of the GPU, so that the innocent tasks, the filler and the request of the growing task do
+    not all fit."""
 
     gpu: int
     innocent: int

@@ -92,7 +92,7 @@ def mps_of(pipe: str) -> tuple[MpsProcess, ...]:
 
 
 def _environ(pid: int) -> dict[str, str]:
-    """With which a process was started; empty when it is gone or not ours to see."""
+    """Environment of a process; empty if the process is gone or belongs to another user."""
     try:
         pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -101,7 +101,7 @@ def _environ(pid: int) -> dict[str, str]:
 
 
 def _mps(server: Server, names: Sequence[str]) -> tuple[MpsProcess, ...]:
-    """Found through the tasks' own environment, so that nothing of CARMA's own is believed."""
+    """Finds the processes through the environment of the tasks, independently of CARMA's records."""
     pipes: set[str] = set()
     for name in names:
         started = said(server.log(name), "started")
@@ -153,7 +153,7 @@ def _adopted(
 
 
 def _kept(view: TaskView, pid: int | None) -> bool:
-    """Still the same process, or ended well by itself meanwhile."""
+    """Whether it is still the same process, or ended successfully meanwhile."""
     same = len(view.attempts) == 1 and view.attempts[-1].pid == pid
     return same and (view.state == "running" or (view.outcome or {}).get("kind") == "succeeded")
 

@@ -62,7 +62,7 @@ class Stage:
         return f"only {max(0.0, self.left_s):.0f} s were left"
 
     def say(self, text: str, every_s: float = 0.0) -> None:
-        """With the seconds since the trial began; not more often than asked."""
+        """Prints a message with the seconds since the trial began, at most at the requested rate."""
         now = time.monotonic()
         if now - self.said_at >= every_s:
             self.said_at = now
@@ -149,7 +149,7 @@ class Server(PrivateDaemon):
         return True
 
     def wait_for_line(self, names: Sequence[str], what: str, until: float) -> None:
-        """Until each of those tasks has said `what` in its log; an error when one has ended or time is over."""
+        """Waits until each of those tasks has printed `what`; an error if one has ended or the time is over."""
         looked_at = time.monotonic()
         while missing := [name for name in names if not said(self.log(name), what)]:
             over = time.monotonic() > until

@@ -24,7 +24,8 @@ LOOK_S = 0.02
 
 
 class TorchCard:
-    """At most two steps are in flight, as in a loop that looks at its loss, so what is counted has been done."""
+    """A card used through torch. At most two steps are in flight, as in a loop that reads its loss, so that counted
+    steps are done."""
 
     def __init__(self, workload: str) -> None:
         import torch

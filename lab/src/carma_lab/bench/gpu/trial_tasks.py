@@ -142,7 +142,7 @@ def _row(view: TaskView, lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def _own(view: TaskView, lines: Sequence[Line]) -> dict[str, Any]:
-    """By the task's own log. Times count from its start by the daemon; `progress` is (time of day, steps)."""
+    """Figures from the task's own log. Times count from its start by the daemon; `progress` is (time of day, steps)."""
     ready, end = said(lines, "ready"), last(lines, "steps", "trained")
     if ready is None or end is None:
         return {}

@@ -74,7 +74,7 @@ class Row(Record, frozen=True, kw_only=True):
 
     @property
     def error(self) -> float | None:
-        """Of the footprint, as a part of the measured one; below zero where it is too small."""
+        """Relative error of the footprint; below zero if the estimate is too small."""
         return None if self.estimated_mib is None else self.estimated_mib / self.measured_mib - 1.0
 
 
@@ -128,7 +128,7 @@ def summarise(name: str, rows: Sequence[Row]) -> Summary:
 
 
 def by_estimator(rows: Sequence[Row]) -> tuple[Summary, ...]:
-    """In the order in which they were asked."""
+    """One summary for each estimator, in the order of their first rows."""
     return _parted(rows, lambda row: row.estimator)
 
 

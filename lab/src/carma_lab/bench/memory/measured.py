@@ -64,7 +64,7 @@ def _run(line: bytes) -> Measured | None:
 
 
 def drawn(runs: Sequence[Measured], first: int, seed: int) -> tuple[Measured, ...]:
-    """At most `first` runs, in an order from the seed, so that an interrupted comparison has a fair sample."""
+    """At most `first` runs in an order drawn with the seed, so that an interrupted comparison has a fair sample."""
     shuffled = sorted(runs, key=lambda run: run.id)
     random.Random(seed).shuffle(shuffled)
     return tuple(shuffled[:first] if first else shuffled)

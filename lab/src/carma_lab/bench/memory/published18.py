@@ -38,7 +38,7 @@ class Published(Record, frozen=True, kw_only=True):
 
     @property
     def run(self) -> Measured:
-        """As a run that can be asked about. Allocated and reserved were not published."""
+        """The published case as a measured run. Allocated and reserved were not published."""
         return Measured(
             id=f"{self.model}.{self.batch}",
             family=self.model,
@@ -77,8 +77,8 @@ AGAINST: dict[str, Figure] = {
 
 
 def errors(rows: Mapping[str, Row], others: Mapping[str, Mapping[str, Row]] | None = None) -> tuple[Off, ...]:
-    """Of each column against each measurement; `rows` are the main estimator's answers by the run's name, `others`
-    those of our other ones, by their names."""
+    """Errors of each column against each measurement; `rows` are the main estimator's answers by the run's name,
+    `others` those of our other ones, by their names."""
     columns: dict[str, Figure] = {
         "ours": _said(rows),
         **{f"ours, {name}": _said(answers) for name, answers in (others or {}).items()},

@@ -71,7 +71,7 @@ class ClosingTrials(Trials, Protocol):
 
 
 def chosen_estimators(wanted: Sequence[str]) -> tuple[str, ...]:
-    """By name, `all` for every one; the main one first."""
+    """Names of the chosen estimators, the main one first. `all` stands for all of them."""
     known = sorted((name for name in names(ESTIMATORS) if name not in OF_SUBMISSIONS), key=lambda n: (n != BEST, n))
     if "all" in wanted:
         return tuple(known)

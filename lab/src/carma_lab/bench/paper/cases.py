@@ -167,7 +167,8 @@ class Results:
         return found
 
     def makespan_limit_s(self, limit: Limit) -> float:
-        """Without a cap it is a limit, too, and may come out larger by as much as the solver left open."""
+        """Lower limit of the makespan. The limit without a cap holds with a cap too. It may be the larger of the two,
+        by the gap that the solver left."""
         found = {limit, limit._replace(cap=None)} & self._found.keys()
         return max(self.limit(each).makespan_s for each in found if isinstance(each, Limit))
 
@@ -204,7 +205,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _begin(traces: dict[str, Trace]) -> None:
-    """In a worker: Ctrl-C ends it without a word, as the one who waits for it says what there is to say."""
+    """Prepares a worker: Ctrl-C ends it without a message, because the parent prints one."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _know(traces)
@@ -216,7 +217,7 @@ def _know(traces: dict[str, Trace]) -> None:
 
 
 def _work(ask: Ask, on_progress: OnProgress | None = None) -> tuple[Answer, float]:
-    """And the seconds of processor time that it took."""
+    """The result and the seconds of processor time that it took."""
     trace, began = _known[ask.trace], time.process_time()
     if isinstance(ask, Limit):
         answer: Answer = bound(trace, cards.find(GPU), ask.gpus, slowdown_cap=ask.cap)

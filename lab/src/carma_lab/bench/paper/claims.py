@@ -1,4 +1,4 @@
-"""What is aimed at, what was found, and whether it is met: worked out from the file, never typed.
+"""The aims of the study, the results, and whether each aim is met: computed from the file, never typed.
 
 A claim whose part was not run has `met` None, and says so.
 """
@@ -29,7 +29,7 @@ class Claim(Record, frozen=True):
 
 
 def claims(parts: Parts) -> list[Claim]:
-    """Of the parts that there are; the others are named as not run."""
+    """Claims of the parts in the file; the other parts are named as not run."""
     makers: dict[str, Callable[[Any], Iterator[Claim]]] = {
         "tables": _tables, "curves": _curves, "limits": _limits, "seeds": _seeds, "philly": _philly, "speed": _speed,
     }  # fmt: skip

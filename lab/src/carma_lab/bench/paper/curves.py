@@ -20,7 +20,7 @@ def work(scope: Scope, results: Results) -> dict[str, Any]:
 
 
 def curves(scope: Scope, caps: Sequence[float], traces: Mapping[str, Trace], results: Results) -> dict[str, Any]:
-    """For each trace, on 4 GPUs: the curve, the points, the limit, and which points the curve lies below."""
+    """Curve, points and limit of each trace on 4 GPUs, and the points above the curve."""
     variants = (EXCLUSIVE, *scope.baselines, scope.ours[0], *(capped(cap) for cap in caps))
     asks = [Case(variant, trace, FEW_GPUS, scope.seed) for trace in traces for variant in variants]
     limits = [Limit(trace, FEW_GPUS, cap) for trace in traces for cap in (None, *(cap for cap in caps if cap < NO_CAP))]

@@ -30,8 +30,8 @@ DECIDES = ("carma/core", "carma/estimate", "carma/traces", "carma_lab/simulator"
 
 
 def code() -> str:
-    """Of what decides and simulates, as it is on the disk now: parts of one file that differ in it do not go together,
-    and one in which it changed while it was made is of no one version."""
+    """Digest of the code that decides and simulates, as it is on the disk now. Parts with different digests are not
+    comparable, and a part during which it changed belongs to no version."""
     roots = {"carma": Path(carma.__file__).parents[1], "carma_lab": Path(carma_lab.__file__).parents[1]}
     digest = hashlib.sha256()
     for folder in DECIDES:
@@ -42,7 +42,7 @@ def code() -> str:
 
 
 def about(scope: Scope, command: str, took_s: float, before: str) -> dict[str, Any]:
-    """Of one part; `before` is what the code was when it began."""
+    """Facts about one part; `before` is the digest of the code when the part began."""
     machine = msgspec.to_builtins(facts())
     made = {"command": command, "seed": scope.seed, "gpu": "a100-40, simulated", "took_s": round(took_s, 1)}
     return {**made, "code": before, "code_changed": code() != before, **machine}
@@ -65,7 +65,7 @@ def read(out: Path) -> dict[str, Any]:
 
 
 def merged(old: Mapping[str, Any], part: str, made: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
-    """With that part in the place of the old one."""
+    """The file with that part in place of the old one."""
     kept = old.get("parts", {}) if old.get("quick", scope.quick) == scope.quick else {}
     parts = {name: made if name == part else kept[name] for name in PARTS if name == part or name in kept}
     return judged({"format": FORMAT, "quick": scope.quick, "published": SOURCE, "parts": rounded(parts)})

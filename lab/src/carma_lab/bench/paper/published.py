@@ -45,7 +45,7 @@ PUBLISHED = msgspec.convert(TABLE["published"], dict[str, Published])
 
 
 def groups(scope: Scope) -> list[tuple[str, tuple[Variant, ...]]]:
-    """In the order of the page."""
+    """Groups in the order of the page."""
     plain = [("baselines", scope.baselines), ("ours", scope.ours)]
     return plain if scope.quick else [("published", STRICT), *plain, ("ablations", ABLATIONS), ("more", MORE)]
 

@@ -63,7 +63,7 @@ def _group(
 
 
 def _over(ratios: Sequence[Ratio]) -> tuple[float, float]:
-    """Of one seed over all traces: makespan and slowdown."""
+    """Makespan and slowdown of one seed over all traces."""
     makespan, slowdown = geo_mean([one.makespan for one in ratios]), geo_mean([one.slowdown for one in ratios])
     assert makespan is not None
     return makespan, slowdown if slowdown is not None else float("nan")

@@ -75,7 +75,7 @@ def scope_of(options: Options) -> Scope:
 
 
 def wanted(options: Options) -> tuple[str, ...]:
-    """Those that were named; else all, without Philly's where its file was not given."""
+    """The named parts; else all, without Philly if its file was not given."""
     if "philly" in options.only and options.philly is None:
         raise Usage("the part philly needs the public trace", "--philly FILE; docs/traces.md says where it is found")
     left_out = () if options.philly is not None else ("philly",)

@@ -1,4 +1,4 @@
-"""Who is compared: the published schedulers and rules as settings of `carma simulate`, and goodput.
+"""The compared variants: the published schedulers and rules as settings of `carma simulate`, and goodput.
 
 The baselines have CARMA's gate (0.80, 0.45 and 0.40), a GPU alone after an OOM, and nothing that holds a task to its
 booking, but this project's queue, which lets tasks overtake: they are better with it, and goodput is compared with

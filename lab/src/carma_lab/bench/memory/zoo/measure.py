@@ -77,7 +77,7 @@ def on_gpu(case: dict[str, Any], history: Path) -> dict[str, Any]:
 
 
 def figures(footprint: FootprintPeak) -> dict[str, Any]:
-    """In bytes. `outside` is the footprint beyond the allocator's memory at the end: context and libraries."""
+    """Figures in bytes. `outside` is the footprint beyond the allocator's memory at the end: context and libraries."""
     import torch
 
     torch.cuda.synchronize()

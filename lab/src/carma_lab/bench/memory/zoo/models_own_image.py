@@ -14,7 +14,7 @@ from torch import nn
 
 
 def generator(width: int, size: int) -> Any:
-    """From 128 numbers to an image, by doubling from 4 x 4."""
+    """A generator that makes an image from 128 numbers by doubling from 4 x 4."""
     doublings = int(math.log2(size)) - 2
     ins = width * 2 ** (doublings - 1)
     layers: list[Any] = [nn.ConvTranspose2d(128, ins, 4, bias=False), nn.BatchNorm2d(ins), nn.ReLU(True)]
@@ -154,7 +154,8 @@ def permuted_net(width: int) -> Any:
 
 
 class Residual(nn.Module):
-    """Of a diffusion U-Net: GroupNorm, SiLU, the time added between two convolutions, attention where asked."""
+    """Residual block of a diffusion U-Net: GroupNorm, SiLU, the time added between two convolutions, optional
+    attention."""
 
     def __init__(self, ins: int, outs: int, time: int, attend: bool) -> None:
         super().__init__()

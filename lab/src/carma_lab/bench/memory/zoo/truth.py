@@ -163,7 +163,7 @@ class Schedule:
         worker.release()
 
     def keep(self, record: bytes) -> list[Any] | None:
-        """Where the record is (file, offset, length); None if all files are full."""
+        """Place of the record (file, offset, length); None if all files are full."""
         for number in range(FILES):
             path = self.args.out / f"history-{number}.bin"
             size = path.stat().st_size if path.exists() else 0

@@ -1,4 +1,4 @@
-"""The plain arithmetic is the median where the learned quantiles allow it, and where that has shown to be better."""
+"""The plain arithmetic is the median if the learned quantiles allow it and the result is better."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpumemnet.serving.model import runtime
-from gpumemnet.training.ensemble import believed, learn
+from gpumemnet.training.ensemble import learn, with_arithmetic
 from gpumemnet.training.samples import MEDIAN, QUANTILES, Numbers, Samples, Scale, Wholes
 from gpumemnet_fixtures.training_data import made, threads_as_they_were  # noqa: F401
 
@@ -23,7 +23,7 @@ ROW = [1_000.0, 2_000.0, 3_000.0, 4_000.0, 5_000.0, 6_000.0, 7_000.0]  # of 5, 2
         (3_100.0, [1_000.0, 2_000.0, 3_100.0, 4_000.0, 5_000.0, 6_000.0, 7_000.0]),
         (1_500.0, [1_000.0, 1_500.0, 1_500.0, 4_000.0, 5_000.0, 6_000.0, 7_000.0]),
         (5_500.0, [1_000.0, 2_000.0, 5_500.0, 5_500.0, 5_500.0, 6_000.0, 7_000.0]),
-        (900.0, ROW),  # below what is believable
+        (900.0, ROW),  # below the range
         (6_500.0, ROW),  # above
     ],
 )
@@ -32,8 +32,8 @@ def test_the_arithmetic_is_the_median_where_it_can_be(plain_mib: float, expected
 
     from gpumemnet.training import export
 
-    np.testing.assert_array_equal(believed(np.array([ROW]), np.array([plain_mib])), [expected])
-    found = export.believed(torch.tensor([ROW]), torch.tensor([[plain_mib]]))
+    np.testing.assert_array_equal(with_arithmetic(np.array([ROW]), np.array([plain_mib])), [expected])
+    found = export.with_arithmetic(torch.tensor([ROW]), torch.tensor([[plain_mib]]))
     np.testing.assert_array_equal(found.numpy(), np.array([expected], np.float32))
 
 
