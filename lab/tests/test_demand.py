@@ -198,7 +198,7 @@ def test_models_that_people_use_are_off_by_as_much_as_the_file_says(monkeypatch:
     monkeypatch.chdir(ROOT)
     runs, refused, _ = fit_demand.real()
     kept = FOUND["models_that_people_use"]
-    assert sorted(refused) == sorted(kept["told_nothing_of"])
+    assert sorted(refused) == sorted(kept["refused"])
     found = fit_demand.predicted(runs, constants(), copies=False)
     assert fit_demand.errors(runs, found) == kept["all"]
     assert fit_demand.ERRORS.read_text(encoding="utf-8") == fit_demand.errors_text(runs, found)

@@ -50,7 +50,7 @@ def test_the_constants_that_ship_are_those_that_were_found(mechanism: Mechanism)
     form = found["forms"][found["kept"]]
     assert list(KEPT[mechanism][1]) == pytest.approx(form["constants"], rel=0.001)
     caution = found["of_the_cautious"]["caution"]
-    for pair, name in zip(sharing.CAUTION[mechanism], ("told", "guessed"), strict=True):
+    for pair, name in zip(sharing.CAUTION[mechanism], ("known", "guessed"), strict=True):
         assert list(pair) == pytest.approx(caution[name], abs=0.0006)
     spread = {int(size): tuple(pair) for size, pair in found["of_the_cautious"]["spread"].items()}
     assert sharing.SPREAD[mechanism].keys() == spread.keys()
@@ -80,40 +80,40 @@ def test_the_band_holds_for_each_number_of_tasks() -> None:
 
 
 def test_a_task_that_is_left_out_has_no_part_in_the_fit() -> None:
-    """One task goes by a rule of its own; what is said of it must not change with what was measured of it."""
+    """One task goes by a rule of its own; what is predicted of it must not change with what was measured of it."""
     light, heavy = Demand(0.2, 0.1, 0.1, 0.4, 0.2), Demand(0.8, 0.4, 0.3, 0.9, 0.7)
     plain = [Group(("a", "b"), (light, heavy), (0.9, 0.8)), Group(("b", "c"), (heavy, heavy), (0.6, 0.6))]
     form = sharing_forms.MPS["additive"]
-    said = []
+    predicted = []
     for odd in (0.3, 1.0):
         rates = table([*plain, Group(("a", "odd"), (light, heavy), (odd, odd))])
         out = left_out(form, rates)
-        said.append(out[rates.task == "odd"][0])
-    assert said[0] == said[1]
+        predicted.append(out[rates.task == "odd"][0])
+    assert predicted[0] == predicted[1]
 
 
 def _made(count: int, sigma: float, size: int = 2) -> tuple[np.ndarray[Any, Any], Rates]:
-    """Rates that lie about what is said by a known spread."""
+    """Rates that lie about what is predicted by a known spread."""
     random = np.random.default_rng(3)
-    said = random.uniform(0.3, 0.7, count)
-    was = said * np.exp(sigma * random.standard_normal(count))
+    predicted = random.uniform(0.3, 0.7, count)
+    was = predicted * np.exp(sigma * random.standard_normal(count))
     empty = np.zeros((count, 5))
     names = np.array([f"t{place % 9}" for place in range(count)])
     rates = Rates(empty, empty, empty, np.full(count, float(size)), was, names, np.arange(count), [frozenset()] * count)
-    return said, rates
+    return predicted, rates
 
 
 def test_the_spread_is_found_again() -> None:
-    said, rates = _made(4000, 0.1)
-    least, slope = sharing_fit.spread(said, rates)
+    predicted, rates = _made(4000, 0.1)
+    least, slope = sharing_fit.spread(predicted, rates)
     assert least + slope * 0.5 == pytest.approx(0.1, rel=0.05)
 
 
 def test_one_in_ten_is_slower_than_the_cautious_rate() -> None:
-    said, rates = _made(4000, 0.1)
-    least, slope = sharing_fit.caution(said, rates)
+    predicted, rates = _made(4000, 0.1)
+    least, slope = sharing_fit.caution(predicted, rates)
     assert least + slope * 0.5 == pytest.approx(1.2816 * 0.1, rel=0.06), "the tenth part of a normal distribution"
-    holds = rates.was >= said * np.exp(-(least + slope * (1.0 - said)))
+    holds = rates.was >= predicted * np.exp(-(least + slope * (1.0 - predicted)))
     assert holds.mean() == pytest.approx(0.9, abs=0.01)
 
 

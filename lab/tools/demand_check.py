@@ -163,10 +163,10 @@ def page(found: Mapping[str, Any]) -> list[str]:
 
 
 def _shown_rows(exclusive: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    published = (f"{_told(low, name)} to {_told(high, name)}" for name, (low, high) in RANGES.items())
+    published = (f"{_text(low, name)} to {_text(high, name)}" for name, (low, high) in RANGES.items())
     return [
         ("published", *published),
-        *((name, *(_told(exclusive[name][figure], figure) for figure in SHOWN)) for name in SHIPPED),
+        *((name, *(_text(exclusive[name][figure], figure) for figure in SHOWN)) for name in SHIPPED),
     ]
 
 
@@ -186,8 +186,8 @@ def _far_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
         (
             figure,
             str(far["tasks"]),
-            _told(far["median"], figure),
-            _told(far["p90"], figure),
+            _text(far["median"], figure),
+            _text(far["p90"], figure),
             f"{far['median_share']:.0%}",
             f"{far['p90_share']:.0%}",
         )
@@ -195,5 +195,5 @@ def _far_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
-def _told(value: float, figure: str) -> str:
+def _text(value: float, figure: str) -> str:
     return f"{value:.0f} W" if figure == "power_w" else f"{value:.3f}"

@@ -1,4 +1,4 @@
-"""What predicted demands are worth to the policy goodput, simulated; and the tables of docs/goodput.md about them.
+"""Effect of predicted demands on the policy goodput, simulated, and the tables of docs/goodput.md about them.
 
 Called by `python -m lab.tools.fit_demand`; by itself it makes the tables again from lab/results/gpumemnet/demand.json:
 
@@ -43,7 +43,7 @@ KNOWN: dict[Demands, str] = {
 
 
 def simulated() -> dict[str, Any]:
-    """Makespans over those of exclusive GPUs, with measured memory; of what chance decides, a mean over seeds."""
+    """Makespans over those of exclusive GPUs, with measured memory; random results are means over seeds."""
     alone = {name: _figures(name, "exclusive", "none").makespan_s for name in SHIPPED}
     found: dict[str, Any] = {"seeds": SEEDS, "traces": list(SHIPPED)}
     for known in KNOWN:
@@ -74,14 +74,14 @@ def _figures(trace: str, policy: str, known: Demands, seed: int = 0) -> Any:
 
 
 def _raised(caution: float) -> Callable[[int, TraceTask], Demand]:
-    def told(seed: int, row: TraceTask) -> Demand:
+    def raised(seed: int, row: TraceTask) -> Demand:
         one = predict_demand(seed, row)
         assert one.gr_active is not None
         assert one.power is not None
         engine, power = (share_of(odds_of(share) + caution) for share in (one.gr_active, one.power))
         return Demand(one.sm_active, one.sm_occupancy, one.dram_active, engine, power)
 
-    return told
+    return raised
 
 
 def errors_table(found: Mapping[str, Any]) -> str:
@@ -92,7 +92,7 @@ def errors_table(found: Mapping[str, Any]) -> str:
         "models that people use": people["all"],
         "of them, the published tasks": people["trace"],
     }
-    titles = ["runs", "", "told", *FIGURES.values(), "speeds of pairs"]
+    titles = ["runs", "", "demands", *FIGURES.values(), "speeds of pairs"]
     rows = [
         [name if who == "predicted" else "", f"{part['runs']:,}" if who == "predicted" else "", word]
         + [f"{part['error'][who][figure]:.3f}" for figure in FIGURES]

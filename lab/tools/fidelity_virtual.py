@@ -51,7 +51,7 @@ def trace(seed: int = 6, tasks: int = TASKS) -> Trace:
 VARIANTS = {
     "exclusive": PrivateSettings(policy="exclusive"),
     "magm": PrivateSettings(policy="magm"),
-    # Nobody says what a task takes, on cards that are small for them: tasks run out of memory and come back.
+    # No memory is declared or estimated, and the cards are small: tasks run out of memory and are retried.
     "unknown": PrivateSettings(policy="magm", gpu_memory_mib=16_384, settings={"memory": {"sources": []}}),
 }
 

@@ -177,14 +177,16 @@ def errors(runs: Sequence[Run], found: Mapping[str, Numbers]) -> dict[str, Any]:
     sized = [by_size(int(run.memory_mib)) for run in runs]
     prior = {name: np.array([getattr(one, name) for one in sized]) for name in FIGURES}
     mean = {name: np.full(len(runs), truth[name].mean()) for name in FIGURES}
-    told = {"predicted": found, "by_size": prior, "mean": mean}
+    known_demands = {"predicted": found, "by_size": prior, "mean": mean}
     factor = float(np.exp(np.mean(np.abs(np.log(found["step_s"] / truth["step_s"])))))
     return {
         "runs": len(runs),
-        "error": {who: {name: _off(values[name] - truth[name]) for name in FIGURES} for who, values in told.items()},
+        "error": {
+            who: {name: _off(values[name] - truth[name]) for name in FIGURES} for who, values in known_demands.items()
+        },
         "above_truth": {name: _off(found[name] - truth[name], mean=True) for name in FIGURES},
         "step_factor": round(factor, 2),
-        "pairs": pairs(demands(truth), {who: demands(values) for who, values in told.items()}),
+        "pairs": pairs(demands(truth), {who: demands(values) for who, values in known_demands.items()}),
     }
 
 
@@ -192,13 +194,13 @@ def _off(values: Numbers, mean: bool = False) -> float:
     return round(float(np.mean(values if mean else np.abs(values))), 3)
 
 
-def pairs(truth: Sequence[Demand], told: Mapping[str, Sequence[Demand]]) -> dict[str, Any]:
-    """Speeds of both tasks of pairs, by the sharing model, with what was told and with what was measured."""
+def pairs(truth: Sequence[Demand], known_demands: Mapping[str, Sequence[Demand]]) -> dict[str, Any]:
+    """Speeds of both tasks of pairs, by the sharing model, from predicted and from measured demands."""
     every = list(combinations(range(len(truth)), 2))
     chosen = np.random.default_rng(0).permutation(len(every))[:PAIRS].tolist()
     real_rates = np.array([progress_rates([truth[one] for one in every[place]]) for place in chosen])
     found: dict[str, Any] = {"pairs": len(chosen)}
-    for who, known in told.items():
+    for who, known in known_demands.items():
         rates = np.array([progress_rates([known[one] for one in every[place]]) for place in chosen])
         over = float(np.mean(1.0 / real_rates > 1.1 / rates))
         found[who] = {"error": _off(rates - real_rates), "slowdown_above_by_a_tenth": round(over, 3)}
@@ -212,11 +214,11 @@ def on_an_a100(runs: Sequence[Run], constants: DemandConstants) -> dict[str, Any
     known = [run for run in runs if run.family == "trace" and names.get(run.name)]
     found = demands(shown(joined([run.work for run in known]), constants, A100))
     off: dict[str, list[float]] = {name: [] for name in FIGURES}
-    for run, said in zip(known, found, strict=True):
+    for run, predicted in zip(known, found, strict=True):
         truth = table[names[run.name][0]].demand
         for name in FIGURES:
             if (published := getattr(truth, name)) is not None:
-                off[name].append(getattr(said, name) - published)
+                off[name].append(getattr(predicted, name) - published)
     return {
         "tasks": len(known),
         "above_published": {name: _off(np.array(values), mean=True) for name, values in off.items() if values},
@@ -254,7 +256,7 @@ def main() -> None:
     families = sorted({run.family for run in runs})
     of_people = predicted(people, constants, copies=False)
     groups = sorted({run.family for run in people})
-    told = {
+    known_demands = {
         **made_by("lab.tools.fit_demand"),
         "seed": 0,
         "fitted_on": f"{len(runs)} runs with activity of {DATA_NAMED}",
@@ -265,17 +267,17 @@ def main() -> None:
         "models_that_people_use": {
             "measured": about,
             "from": str(REAL),
-            "told_nothing_of": refused,
+            "refused": refused,
             "all": errors(people, of_people),
             **{group: _of_group(people, of_people, group) for group in groups},
         },
     }
     ERRORS.write_text(errors_text(people, of_people), encoding="utf-8")
-    told["on_an_a100"] = on_an_a100(people, constants)
-    told["simulated"] = demand_tables.simulated()
-    RESULTS.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    known_demands["on_an_a100"] = on_an_a100(people, constants)
+    known_demands["simulated"] = demand_tables.simulated()
+    RESULTS.write_text(json.dumps(known_demands, indent=1) + "\n", encoding="utf-8")
     demand_tables.main()
-    print(json.dumps(told, indent=1))
+    print(json.dumps(known_demands, indent=1))
 
 
 def _of_group(runs: Sequence[Run], found: Mapping[str, Numbers], group: str) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def errors(points: Sequence[Point], curve: Curve) -> list[float]:
     return [curve.watts(point.sm_active, point.dram_active) - point.power_w for point in points]
 
 
-def told(points: Sequence[Point], curve: Curve) -> str:
+def errors_text(points: Sequence[Point], curve: Curve) -> str:
     off = errors(points, curve)
     worst = max(range(len(off)), key=lambda place: abs(off[place]))
     return (
@@ -76,10 +76,10 @@ def main() -> None:
     points = published_points()
     found = fit(points, simulated_cards.A100_40)
     print(f"A100 40 GB, fitted: of_sm={found.of_sm:.3f}, of_dram={found.of_dram:.3f}, sharpness={found.sharpness:.3f}")
-    print(f"  as fitted: {told(points, found)}")
-    print(f"  as in lab/src/carma_lab/simulator/simulated_cards.py: {told(points, simulated_cards.A100_40)}")
+    print(f"  as fitted: {errors_text(points, found)}")
+    print(f"  as in lab/src/carma_lab/simulator/simulated_cards.py: {errors_text(points, simulated_cards.A100_40)}")
     print(
-        f"H200, as in lab/src/carma_lab/simulator/simulated_cards.py: {told(measured_points(), simulated_cards.H200)}"
+        f"H200, as in lab/src/carma_lab/simulator/simulated_cards.py: {errors_text(measured_points(), simulated_cards.H200)}"
     )
 
 

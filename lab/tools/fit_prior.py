@@ -1,12 +1,13 @@
-"""What a task counts as of which nothing is known but its memory (carma/core/scheduling/sharing_model.py, BY_SIZE):
-fitted and checked.
+"""Fits and checks the demand assumed for a task of which only the memory is known (BY_SIZE in
+carma/core/scheduling/sharing_model.py).
 
     python -m lab.tools.fit_prior > lab/results/simulation/prior.json
 
-Fitted on the runs of the data set whose activity was measured on an H200, by their footprint: of each figure what nine
-in ten runs of that size have at most, and an SM activity with which one fares no better than the worst tenth of them
-(wide kernels hold their own). Held against tasks that it was not fitted on, those published of an A100. Both ways: how
-a task that is not known fares beside one (`burden`), and how one fares beside a task that is not known (`promise`).
+Fitted on the runs of the data set whose activity was measured on an H200, by their footprint: values that nine in ten
+runs of that size do not exceed, and an SM activity at which the predicted rate is that of the slowest tenth of them
+(a task with wide kernels is slowed less). Checked on the published tasks of an A100, which had no part in the fit:
+`burden` is the share of tasks that slow an unknown neighbour at most as much as the assumed demand does, `promise` the
+share whose rate beside an unknown neighbour is at least that of the assumed demand.
 """
 
 from __future__ import annotations
@@ -48,20 +49,20 @@ def measured(folder: Path = DATA) -> list[Sized]:
 def fit(demands: Sequence[Demand]) -> Demand:
     most = Demand(**{name: float(np.quantile([getattr(one, name) for one in demands], MOST)) for name in FIELDS})
     rounded = Demand(**{name: round(getattr(most, name), 2) for name in FIELDS})
-    worst = float(np.quantile([_fares(demand) for demand in demands], 1.0 - MOST))
+    worst = float(np.quantile([_rate(demand) for demand in demands], 1.0 - MOST))
     lower = (replace(rounded, sm_active=place / 100) for place in range(int(100 * rounded.sm_active), 0, -1))
-    return next(demand for demand in lower if _fares(demand) <= worst)
+    return next(demand for demand in lower if _rate(demand) <= worst)
 
 
-def _fares(demand: Demand) -> float:
+def _rate(demand: Demand) -> float:
     return progress_rates([demand, UNKNOWN])[0]
 
 
 def held(tasks: Sequence[Sized]) -> dict[str, Any]:
     """Shares of the tasks for which the prior slows a neighbour at least as much, and is slowed by it at least as much,
     as the measured demand."""
-    burden = [_fares_beside(by_size(int(mib))) <= _fares_beside(demand) for mib, demand in tasks]
-    promise = [_fares(by_size(int(mib))) <= _fares(demand) for mib, demand in tasks]
+    burden = [_rate_beside(by_size(int(mib))) <= _rate_beside(demand) for mib, demand in tasks]
+    promise = [_rate(by_size(int(mib))) <= _rate(demand) for mib, demand in tasks]
     return {
         "tasks": len(tasks),
         "burden": round(float(np.mean(burden)), 3),
@@ -69,8 +70,8 @@ def held(tasks: Sequence[Sized]) -> dict[str, Any]:
     }
 
 
-def _fares_beside(demand: Demand) -> float:
-    """How a task that is not known fares beside that one."""
+def _rate_beside(demand: Demand) -> float:
+    """Rate of a task of unknown demand beside that one."""
     return progress_rates([UNKNOWN, demand])[0]
 
 
@@ -82,7 +83,7 @@ def within(tasks: Sequence[Sized], edge: int) -> list[Sized]:
 def main() -> None:
     runs = measured()
     published = [(float(task.memory_mib), task.demand) for task in shipped_table().tasks.values()]
-    told = {
+    result = {
         "date": datetime.now(UTC).date().isoformat(),
         "command": "python -m lab.tools.fit_prior",
         "from": f"{len(runs)} runs of gpumemnet/datasets/h200; checked on {len(published)} published tasks (A100)",
@@ -97,7 +98,7 @@ def main() -> None:
             for edge in EDGES_MIB
         ],
     }
-    print(json.dumps(told, indent=1))
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Judges models, and the bare arithmetic, on runs that were measured after all of it was made.
+"""Judges models and the plain arithmetic on runs that were measured after both were made.
 
     git worktree add ../before e53b7dd
     python -m lab.tools.gpumemnet_blind ../before > lab/results/gpumemnet/blind.json
 
-The folds of `carma train --evaluate` keep rows from the nets, not from those who wrote the arithmetic. Here nobody had
-seen a row: those of the data set of now that are not in the one of `before`, by the models of `before`. The arithmetic
-is the one of now: what changed in it since then was not tuned on these rows.
+The folds of `carma train --evaluate` hide rows from the nets, not from the authors of the arithmetic. The rows judged
+here are new: they are in the present data set and not in that of `before`. The models are those of `before`. The
+arithmetic is the present one; its later changes were not tuned on these rows.
 """
 
 from __future__ import annotations

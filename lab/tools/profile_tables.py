@@ -67,7 +67,7 @@ def load(path: Path, to: Rates = A100_40) -> tuple[list[Pair], list[str]]:
 
 
 def _with_idle(about: Mapping[str, Any]) -> Rates:
-    """The card at hand: its own idle figure and limit, where it told them."""
+    """The card at hand: its own idle figure and limit, where it reported them."""
     most_w = about.get("power_limit_w") or H200.most_w
     return msgspec.structs.replace(H200, idle_w=float(about["idle_w"]), most_w=float(most_w))
 

@@ -39,10 +39,10 @@ SEED = 0
 DRAWS = 400
 
 
-def errors(said: Array, rates: Rates) -> dict[str, Any]:
+def errors(predicted: Array, rates: Rates) -> dict[str, Any]:
     """Errors, predicted minus measured speed: over all, and for each number of tasks."""
     sizes = {"all": rates.size > 0} | {str(size): rates.size == size for size in (2, 3, 4)}
-    return {name: error_of((said - rates.was)[rows]) for name, rows in sizes.items() if rows.any()}
+    return {name: error_of((predicted - rates.was)[rows]) for name, rows in sizes.items() if rows.any()}
 
 
 def error_of(off: Array) -> dict[str, float]:
@@ -60,13 +60,14 @@ def family(task: str) -> str:
 
 
 def compared(candidates: dict[str, Form], rates: Rates) -> tuple[str, dict[str, Any], dict[str, Array]]:
-    """The form that is best on tasks left out, all forms with their errors, and what each said of tasks left out."""
-    told: dict[str, Any] = {}
+    """The form that is best on tasks left out, all forms with their errors, and the rates that each predicts for tasks
+    left out."""
+    figures: dict[str, Any] = {}
     unseen: dict[str, Array] = {}
     for name, form in candidates.items():
         constants = fit(form, rates)
         unseen[name] = left_out(form, rates)
-        told[name] = {
+        figures[name] = {
             "what": form.what,
             "constants": [_short(value) for value in constants],
             "fit": errors(form.says(constants, rates), rates),
@@ -74,11 +75,12 @@ def compared(candidates: dict[str, Form], rates: Rates) -> tuple[str, dict[str, 
             "left_out_family": error_of(left_out(form, rates, family) - rates.was),
         }  # fmt: skip
     best = min(
-        candidates, key=lambda name: (round(told[name]["left_out"]["all"]["mean_abs"], 3), len(candidates[name].start))
+        candidates,
+        key=lambda name: (round(figures[name]["left_out"]["all"]["mean_abs"], 3), len(candidates[name].start)),
     )
     for name in candidates:
-        told[name]["worse_than_kept"] = _difference(unseen[name], unseen[best], rates)
-    return best, told, unseen
+        figures[name]["worse_than_kept"] = _difference(unseen[name], unseen[best], rates)
+    return best, figures, unseen
 
 
 def _difference(one: Array, other: Array, rates: Rates) -> list[float]:
@@ -92,12 +94,14 @@ def _difference(one: Array, other: Array, rates: Rates) -> list[float]:
     return [_short(value) for value in np.quantile(means, (0.05, 0.95))]
 
 
-# The band: how far below what is said one in ten lies, and how wide the truth is spread, both by the rate that is said.
+# The band: how far one task in ten lies below its predicted rate, and the spread of the true rates, both as functions
+# of the predicted rate.
 
 
-def caution(said: Array, rates: Rates) -> tuple[float, float]:
-    """a and b, so that one task in ten is slower than said * exp(-(a + b * (1 - said))). Quantile regression."""
-    log, away = np.log(rates.was / said), 1.0 - said
+def caution(predicted: Array, rates: Rates) -> tuple[float, float]:
+    """a and b, so that one task in ten is slower than predicted * exp(-(a + b * (1 - predicted))). Quantile
+    regression."""
+    log, away = np.log(rates.was / predicted), 1.0 - predicted
 
     def loss(pair: Array) -> float:
         above = log + abs(pair[0]) + abs(pair[1]) * away
@@ -108,59 +112,59 @@ def caution(said: Array, rates: Rates) -> tuple[float, float]:
     return abs(float(found.x[0])), abs(float(found.x[1]))
 
 
-def widened(pair: tuple[float, float], said: Array, rates: Rates) -> tuple[float, float]:
+def widened(pair: tuple[float, float], predicted: Array, rates: Rates) -> tuple[float, float]:
     """Widens the band until it holds for pairs, for triples and for quadruples."""
     for more in np.arange(1.0, 2.0, 0.01):
         wider = (pair[0] * more, pair[1] * more)
-        if min(kept_to(wider, said, rates).values()) >= 1.0 - QUANTILE:
+        if min(kept_to(wider, predicted, rates).values()) >= 1.0 - QUANTILE:
             break
     return wider
 
 
-def kept_to(pair: tuple[float, float], said: Array, rates: Rates) -> dict[str, float]:
+def kept_to(pair: tuple[float, float], predicted: Array, rates: Rates) -> dict[str, float]:
     """The share of tasks that are at least as fast as the cautious rate."""
-    holds = rates.was >= said * np.exp(-(pair[0] + pair[1] * (1.0 - said)))
+    holds = rates.was >= predicted * np.exp(-(pair[0] + pair[1] * (1.0 - predicted)))
     found = {"all": _short(holds.mean())}
     return found | {str(size): _short(holds[rates.size == size].mean()) for size in (2, 3, 4)}
 
 
-def kept_to_unseen(said: Array, rates: Rates) -> float:
+def kept_to_unseen(predicted: Array, rates: Rates) -> float:
     """The same, each task judged by a band that was made without it."""
-    holds = np.zeros(len(said), bool)
+    holds = np.zeros(len(predicted), bool)
     for task in np.unique(rates.task):
         rows = rates.task == task
         others = rates.only(~rows)
-        least, slope = widened(caution(said[~rows], others), said[~rows], others)
-        holds[rows] = rates.was[rows] >= said[rows] * np.exp(-(least + slope * (1.0 - said[rows])))
+        least, slope = widened(caution(predicted[~rows], others), predicted[~rows], others)
+        holds[rows] = rates.was[rows] >= predicted[rows] * np.exp(-(least + slope * (1.0 - predicted[rows])))
     return _short(holds.mean())
 
 
-def spread(said: Array, rates: Rates) -> tuple[float, float]:
-    """c and d: the log of measured over said is spread by c + d * (1 - said). Most likely values; a speed that was
-    measured as 1 stands for 1 or more, as in the simulator, where no task is faster than alone."""
-    log, away, cut = np.log(rates.was / said), 1.0 - said, rates.was >= 1.0
+def spread(predicted: Array, rates: Rates) -> tuple[float, float]:
+    """c and d: the log of measured over predicted is spread by c + d * (1 - predicted). Most likely values; a speed
+    that was measured as 1 stands for 1 or more, as in the simulator, where no task is faster than alone."""
+    log, away, cut = np.log(rates.was / predicted), 1.0 - predicted, rates.was >= 1.0
 
     def loss(pair: Array) -> float:
         sigma = abs(pair[0]) + abs(pair[1]) * away + 1e-3
-        return -float(np.where(cut, norm.logsf(-np.log(said), 0.0, sigma), norm.logpdf(log, 0.0, sigma)).sum())
+        return -float(np.where(cut, norm.logsf(-np.log(predicted), 0.0, sigma), norm.logpdf(log, 0.0, sigma)).sum())
 
     found: Any = minimize(loss, (0.1, 0.2), method="Nelder-Mead")
     return abs(float(found.x[0])), abs(float(found.x[1]))
 
 
-def band(said: Array, blind: Array, rates: Rates) -> dict[str, Any]:
-    told, guessed = (widened(caution(each, rates), each, rates) for each in (said, blind))
-    guessed = (max(told[0], guessed[0]), max(told[1], guessed[1]))  # who tells less is never trusted more
+def band(predicted: Array, blind: Array, rates: Rates) -> dict[str, Any]:
+    known, guessed = (widened(caution(each, rates), each, rates) for each in (predicted, blind))
+    guessed = (max(known[0], guessed[0]), max(known[1], guessed[1]))  # never less caution when less is known
     return {
         "caution": {
-            "told": [_short(value) for value in told],
+            "known": [_short(value) for value in known],
             "guessed": [_short(value) for value in guessed],
-            "kept_to": kept_to(told, said, rates),
-            "kept_to_by_a_band_made_without_the_task": kept_to_unseen(said, rates),
+            "kept_to": kept_to(known, predicted, rates),
+            "kept_to_by_a_band_made_without_the_task": kept_to_unseen(predicted, rates),
             "kept_to_where_guessed": kept_to(guessed, blind, rates),
         },
         "spread": {
-            str(size): [_short(value) for value in spread(said[rows], rates.only(rows))]
+            str(size): [_short(value) for value in spread(predicted[rows], rates.only(rows))]
             for size in (2, 3, 4)
             if (rows := rates.size == size).any()
         },
@@ -173,7 +177,7 @@ def study(candidates: dict[str, Form], groups: Sequence[Group]) -> tuple[dict[st
     best, all_forms, unseen = compared(candidates, rates)
     blind_rates = table([without(group) for group in groups])
     blind = left_out(candidates[best], rates, judged=blind_rates)
-    told = {
+    figures = {
         "groups": {str(size): sum(len(group.tasks) == size for group in groups) for size in (2, 3, 4)},
         "rates": len(rates.was),
         "kept": best,
@@ -181,7 +185,7 @@ def study(candidates: dict[str, Form], groups: Sequence[Group]) -> tuple[dict[st
         "left_out_where_engine_activity_and_power_are_guessed": errors(blind, rates),
         "of_the_cautious": band(unseen[best], blind, rates),
     }
-    return told, (unseen[best], rates)
+    return figures, (unseen[best], rates)
 
 
 def repeated(one: Sequence[Group], other: Sequence[Group]) -> dict[str, Any]:
@@ -233,8 +237,8 @@ def main() -> None:
     given = parser.parse_args()
     later, earlier, slices = mps_and_slices()
     before = json.loads(given.out.read_text())["validation"] if given.out.exists() else {}
-    mps, mps_said = study(forms.MPS, [*later, *earlier])
-    timeslice, timeslice_said = study(forms.SLICES, slices)
+    mps, mps_predicted = study(forms.MPS, [*later, *earlier])
+    timeslice, timeslice_predicted = study(forms.SLICES, slices)
     found: dict[str, Any] = {
         "command": "python -m lab.tools.sharing_fit --data FOLDER",
         "date": datetime.date.today().isoformat(),
@@ -250,7 +254,7 @@ def main() -> None:
     }
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(found, indent=1) + "\n")
-    draw({"mps": mps_said, "timeslice": timeslice_said}, given.out.parent)
+    draw({"mps": mps_predicted, "timeslice": timeslice_predicted}, given.out.parent)
     show(found)
 
 

@@ -189,10 +189,10 @@ def fit(form: Form, rates: Rates) -> Array:
 def left_out(form: Form, rates: Rates, kin: Callable[[str], str] = str, judged: Rates | None = None) -> Array:
     """Rates predicted by the form after a fit without all groups that contain the task or a related one."""
     judged = rates if judged is None else judged
-    said = np.zeros(len(judged.was))
+    predicted = np.zeros(len(judged.was))
     for one in sorted({kin(str(task)) for task in rates.task}):
         without = np.array([all(kin(name) != one for name in names) for names in rates.holds])
         constants = fit(form, rates.only(without))  # from the start: what was found with all would tell of this one
         rows = np.array([kin(str(task)) == one for task in judged.task])
-        said[rows] = form.says(constants, judged.only(rows))
-    return said
+        predicted[rows] = form.says(constants, judged.only(rows))
+    return predicted

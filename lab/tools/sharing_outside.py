@@ -2,7 +2,7 @@
 
 - `h200_collocation`: 2 to 8 copies of two tasks that are not among the 25, on the same H200 (lab/results/h200). Engine
   activity, SM activity and power of one copy alone are known.
-- `gavel_v100`: pairs on a V100 (Gavel's table `simulation`). Nothing is told of the jobs but their speed, nor whether
+- `gavel_v100`: pairs on a V100 (Gavel's table `simulation`). Only the speeds of the jobs are known, not whether
   MPS was on, so that both ways of sharing are tried. `from_half_the_pairs` takes each job's engine activity and power
   from half of the pairs, with the model's constants as they are, and judges the other half: it says whether the
   model's shape fits another card. `from_own_pair` takes them from the pair of the job with itself alone, along the
@@ -60,8 +60,8 @@ def validation(data: Path | None) -> dict[str, Any]:
     return found
 
 
-def judged(said: Sequence[float], cautious: Sequence[float], was: Sequence[float]) -> dict[str, Any]:
-    off = np.array(said) - np.array(was)
+def judged(predicted: Sequence[float], cautious: Sequence[float], was: Sequence[float]) -> dict[str, Any]:
+    off = np.array(predicted) - np.array(was)
     return {
         "rates": len(off),
         "mean_abs": round(float(np.abs(off).mean()), 4),
@@ -88,7 +88,7 @@ def _copies(rows: dict[int, dict[str, Any]], mechanism: Mechanism) -> dict[str, 
     alone = rows[1]
     power = (alone["power_w"] - IDLE_W) / (LIMIT_W - IDLE_W)
     demand = Demand(alone["sm_active"], alone["sm_occupancy"], alone["dram_active"], alone["gr_active"], power)
-    said: list[float] = []
+    predicted: list[float] = []
     cautious: list[float] = []
     was: list[float] = []
     total: dict[str, list[float]] = {}
@@ -97,11 +97,11 @@ def _copies(rows: dict[int, dict[str, Any]], mechanism: Mechanism) -> dict[str, 
             continue
         rates = progress_rates([demand] * copies, mechanism)
         measured = [min(1.0, each / alone["images_per_s"]) for each in row["each_images_per_s"]]
-        said += rates
+        predicted += rates
         cautious += progress_rates([demand] * copies, mechanism, cautious=True)
         was += measured
         total[str(copies)] = [round(sum(rates), 3), round(sum(measured), 3)]
-    return judged(said, cautious, was) | {"total_said_and_measured": total}
+    return judged(predicted, cautious, was) | {"total_predicted_and_measured": total}
 
 
 # Gavel's pairs.
@@ -141,14 +141,14 @@ def of_gavel(pairs: dict[Pair, float], alone: dict[str, float], mechanism: Mecha
 
 def _of(pairs: dict[Pair, float], demands: dict[str, Demand], mechanism: Mechanism) -> dict[str, Any]:
     groups = [[demands.get(job) for job in pair] for pair in pairs]
-    said = [progress_rates(group, mechanism)[0] for group in groups]
+    predicted = [progress_rates(group, mechanism)[0] for group in groups]
     cautious = [progress_rates(group, mechanism, cautious=True)[0] for group in groups]
-    return judged(said, cautious, list(pairs.values()))
+    return judged(predicted, cautious, list(pairs.values()))
 
 
-def _level(said: dict[Pair, float], was: dict[Pair, float]) -> dict[str, Any]:
+def _level(predicted: dict[Pair, float], was: dict[Pair, float]) -> dict[str, Any]:
     """A guess without a model, for comparison."""
-    guesses = list(said.values())
+    guesses = list(predicted.values())
     return {key: value for key, value in judged(guesses, guesses, list(was.values())).items() if "cautious" not in key}
 
 
@@ -167,8 +167,8 @@ def from_half(pairs: dict[Pair, float], mechanism: Mechanism) -> dict[str, Any]:
 
     def off(values: Array) -> Array:
         known = demands(values)
-        said = [progress_rates([known[one], known[two]], mechanism)[0] for one, two in first]
-        return np.subtract(said, was)
+        predicted = [progress_rates([known[one], known[two]], mechanism)[0] for one, two in first]
+        return np.subtract(predicted, was)
 
     found = least_squares(off, np.full(2 * len(jobs), 0.6), bounds=(0.0, 1.0), loss="soft_l1", f_scale=0.1, max_nfev=60)
     columns = np.zeros((len(pairs), 2 * len(jobs)))
@@ -216,20 +216,22 @@ def miso(data: Path) -> dict[str, Any]:
         steps.setdefault((row["model"], row["batch_size"]), {})[row["mig_slice"]] = float(row["median_step_s"])
     found: dict[str, Any] = {}
     for size, slices in SLICES.items():
-        said, cautious, was = [], [], []
+        predicted, cautious, was = [], [], []
         for row in _rows(data / "miso_profile_a100_40g.csv"):
             took = steps.get((row["model"], row["batch_size"]), {})
             if set(slices) <= set(took) and "7g.40gb" in took:
                 group = [_shown(row)] * size
-                said.append(progress_rates(group)[0])
+                predicted.append(progress_rates(group)[0])
                 cautious.append(progress_rates(group, cautious=True)[0])
                 was.append(min(1.0, mean(took["7g.40gb"] / took[one] for one in slices)))
-        found[str(size)] = judged(said, cautious, was) | {"rank_correlation": round(float(spearmanr(said, was)[0]), 3)}
+        found[str(size)] = judged(predicted, cautious, was) | {
+            "rank_correlation": round(float(spearmanr(predicted, was)[0]), 3)
+        }
     return found
 
 
 def _shown(row: dict[str, str]) -> Demand:
-    """SM utilisation there is the share of time with any kernel. SM activity is not told, and taken to lie below it as
+    """SM utilisation there is the share of time with any kernel. SM activity is not known, and taken to lie below it as
     far as it does for the 25 tasks."""
     engine = float(row["sm_util_pct"]) / 100.0
     power = (float(row["power_w"]) - MISO_IDLE_W) / (MISO_LIMIT_W - MISO_IDLE_W)
@@ -245,9 +247,15 @@ def lucid() -> list[dict[str, Any]]:
         pairs = [
             pair for pair in combinations(known.values(), 2) if low <= sum(one.gr_active or 0.0 for one in pair) < high
         ]
-        said = [mean(progress_rates(pair)) for pair in pairs]
+        predicted = [mean(progress_rates(pair)) for pair in pairs]
         found.append(
-            {"from": low, "to": high, "pairs": len(pairs), "said": round(mean(said), 3), "published": published}
+            {
+                "from": low,
+                "to": high,
+                "pairs": len(pairs),
+                "predicted": round(mean(predicted), 3),
+                "published": published,
+            }
         )
     return found
 

@@ -30,7 +30,16 @@ GAVEL = {
 
 def forms(found: dict[str, Any]) -> str:
     """Mean errors of every form on tasks left out."""
-    titles = ("way", "form", "fitted on it", "task left out", *NUMBERS.values(), "p95", "signed", "family left out")
+    titles = (
+        "mechanism",
+        "form",
+        "fitted on it",
+        "task left out",
+        *NUMBERS.values(),
+        "p95",
+        "signed",
+        "family left out",
+    )
     return table(titles, _forms(found))
 
 
@@ -67,12 +76,14 @@ def band(found: dict[str, Any]) -> str:
                     f"{least:.3f} + {slope:.3f} (1 - speed)" if slope >= 0.001 else f"{least:.3f}",
                 )
             )
-    return table(("way", "tasks", "keep to the cautious speed", "the same, demands guessed", "spread of the log"), rows)
+    return table(
+        ("mechanism", "tasks", "at least the cautious speed", "the same, demands assumed", "spread of the log"), rows
+    )
 
 
 def outside(found: dict[str, Any]) -> str:
     """Data that had no part in the fit."""
-    titles = ("measured", "way", "speeds", "mean error", "p95", "signed", "keep to the cautious speed")
+    titles = ("measured", "mechanism", "speeds", "mean error", "p95", "signed", "at least the cautious speed")
     return table(titles, _outside(found["validation"]))
 
 
@@ -91,17 +102,17 @@ def lucid(found: dict[str, Any]) -> str:
     """Published pairs by summed utilisation."""
     rows = found["validation"]["lucid"]
     spans = [f"{one['from']:g} to {min(2.0, one['to']):g}" for one in rows]
-    said = [f"{one['said']:.2f}" for one in rows]
+    predicted = [f"{one['predicted']:.2f}" for one in rows]
     published = [f"{one['published']:.2f}" for one in rows]
     return table(
-        ("summed utilisation", *spans), [("published, RTX 3090", *published), ("the model, H200 tasks", *said)]
+        ("summed utilisation", *spans), [("published, RTX 3090", *published), ("the model, H200 tasks", *predicted)]
     )
 
 
-def told(found: dict[str, Any]) -> str:
+def source(found: dict[str, Any]) -> str:
     twice = found["same_group_measured_twice"]
     return folded(
-        TEXTS["told"].format(
+        TEXTS["source"].format(
             **{name: found[name] for name in ("date", "seed", "command")},
             **{f"{mechanism}_rates": found[mechanism]["rates"] for mechanism in MECHANISMS},
             twice=_error(twice),
@@ -111,21 +122,23 @@ def told(found: dict[str, Any]) -> str:
     )
 
 
-def band_told(found: dict[str, Any]) -> str:
+def band_notes(found: dict[str, Any]) -> str:
     cautions = {name: found[mechanism]["of_the_cautious"]["caution"] for mechanism, name in MECHANISMS.items()}
-    said = [f"{100 * one['kept_to_by_a_band_made_without_the_task']:.0f} % ({name})" for name, one in cautions.items()]
+    predicted = [
+        f"{100 * one['kept_to_by_a_band_made_without_the_task']:.0f} % ({name})" for name, one in cautions.items()
+    ]
     prior = {name: f"{found['unknown'][name]:.2f}" for name in ("gr_active", "power", "sm_active")}
-    return folded(TEXTS["band"].format(kept_to=" and ".join(said), tasks=found["unknown"]["tasks"], **prior))
+    return folded(TEXTS["band"].format(kept_to=" and ".join(predicted), tasks=found["unknown"]["tasks"], **prior))
 
 
-def outside_told(found: dict[str, Any]) -> str:
+def outside_notes(found: dict[str, Any]) -> str:
     of = found["validation"]
-    said, was = of["h200_collocation"]["mps large"]["total_said_and_measured"]["8"]
+    predicted, was = of["h200_collocation"]["mps large"]["total_predicted_and_measured"]["8"]
     gavel = of["gavel_v100"]
     half = gavel["mps"]["from_half_the_pairs"]
     figures = {
         "most_off": f"{_most_off(of['h200_collocation']):.2f}",
-        "eight_said": f"{said:.2f}",
+        "eight_predicted": f"{predicted:.2f}",
         "eight_measured": f"{was:.2f}",
         "exactly_1": f"{100 * gavel['exactly_1']:.0f}",
         "half": _error(half),
@@ -139,18 +152,18 @@ def outside_told(found: dict[str, Any]) -> str:
 
 def _most_off(copies: dict[str, Any]) -> float:
     """Maximum error of the mean speed of two, three and four copies under MPS."""
-    pairs = [(size, *one["total_said_and_measured"][size]) for name, one in copies.items() if name.startswith("mps ")
-             for size in NUMBERS]  # fmt: skip
-    return max(float(abs(said - was)) / int(size) for size, said, was in pairs)
+    mps = [one["total_predicted_and_measured"] for name, one in copies.items() if name.startswith("mps ")]
+    pairs = [(size, *totals[size]) for totals in mps for size in NUMBERS]
+    return max(float(abs(predicted - was)) / int(size) for size, predicted, was in pairs)
 
 
 MARKS = {
-    "sharing told": told,
+    "sharing source": source,
     "sharing forms": forms,
     "sharing band": band,
-    "sharing band told": band_told,
+    "sharing band notes": band_notes,
     "sharing outside": outside,
-    "sharing outside told": outside_told,
+    "sharing outside notes": outside_notes,
     "sharing lucid": lucid,
 }
 
