@@ -156,8 +156,8 @@ def look(
 
 
 def test_a_reading_is_the_mean_of_the_span_without_the_look_that_opens_it() -> None:
-    looks = [look(0.0, sm_active=0.9, util=0.0), look(1.0, sm_active=0.2, util=0.5), look(2.0, sm_active=0.4, util=1.0)]
-    reading = summed_up(looks)
+    timed = [look(0.0, sm_active=0.9, util=0.0), look(1.0, sm_active=0.2, util=0.5), look(2.0, sm_active=0.4, util=1.0)]
+    reading = summed_up(timed)
     assert reading.sm_active == pytest.approx(0.3)
     assert reading.gpu_util == pytest.approx(0.75)
     assert reading.seconds == 2.0

@@ -25,7 +25,7 @@ def test_tasks_train_for_the_seconds_that_were_asked_for() -> None:
     assert len(recorder("--tasks", "3").shapes) == 3
 
 
-def test_every_run_has_its_policy_and_looks_as_often_in_virtual_time() -> None:
+def test_every_run_has_its_policy_and_samples_as_often_in_virtual_time() -> None:
     real, dry = recorder(), recorder("--dry-run")
     assert [real.settings(name).policy for name in fidelity_gpu.RUNS] == ["exclusive", "goodput", "magm", "magm"]
     assert real.settings("magm-open").settings["gate"] == {"enabled": False}

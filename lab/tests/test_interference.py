@@ -74,7 +74,7 @@ def test_the_measured_tables_name_known_tasks_and_have_each_of_them_alone(name: 
 @pytest.mark.parametrize(
     ("at", "rate"), [(0.0, 10.0), (10.0, 10.0), (15.0, 11.0), (20.0, 12.0), (30.0, 15.0), (40.0, 18.0), (99.0, 18.0)]
 )
-def test_a_rate_alone_lies_between_the_two_looks_around_it(at: float, rate: float) -> None:
+def test_a_rate_alone_lies_between_the_two_samples_around_it(at: float, rate: float) -> None:
     assert interpolated([(40.0, 18.0), (10.0, 10.0), (20.0, 12.0)], at) == pytest.approx(rate)
 
 

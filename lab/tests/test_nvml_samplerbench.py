@@ -25,16 +25,16 @@ def test_one_card_is_read_as_often_as_eight_would_be_and_the_report_says_what_ea
     report = msgspec.json.decode(file.read_bytes(), type=Report)
     assert (report.gpus, report.cards, report.sources, report.driver) == (8, ("NVIDIA H200",), ("gpm",), "580.159.04")
     assert report.processes == 1
-    assert [(cost.look, cost.hz) for cost in report.costs] == [("sample", 1.0), ("glance", 5.0)]
+    assert [(cost.kind, cost.hz) for cost in report.costs] == [("sample", 1.0), ("memory", 5.0)]
     for cost in report.costs:
         assert cost.core_percent == pytest.approx(
             100 * cost.hz * cost.mean_ms / 1000, abs=1e-5 * (1 + cost.hz)
         )  # the file has five digits
         assert cost.mean_ms > 0.0
-    asked = {(call.look, call.function) for call in report.calls}
+    asked = {(call.kind, call.function) for call in report.calls}
     assert ("sample", "nvmlGpmSampleGet") in asked
-    assert ("glance", "nvmlGpmSampleGet") not in asked
-    assert ("glance", "nvmlDeviceGetComputeRunningProcesses_v3") in asked
+    assert ("memory", "nvmlGpmSampleGet") not in asked
+    assert ("memory", "nvmlDeviceGetComputeRunningProcesses_v3") in asked
     assert nvml.snapshots == 0  # everything was closed
     assert "% of a core" in capsys.readouterr().out
 

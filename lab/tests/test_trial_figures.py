@@ -72,14 +72,14 @@ def test_what_the_steps_ask_for_is_the_solo_activity_at_their_speed() -> None:
     ]
     assert expected_sm(rows, solo, 2.0, 7.0) == pytest.approx(0.3 + 0.2)
     assert expected_sm(rows, {"a": solo["a"]}, 2.0, 7.0) is None, "one that is not known alone"
-    looks: list[dict[str, Any]] = [
+    samples: list[dict[str, Any]] = [
         {"at": 7.0, "sm_active": 0.45},
         {"at": 8.0, "sm_active": None},
         {"at": 40.0, "sm_active": 0.1},
     ]
-    found = held_against(rows, looks, solo, 5.0)
+    found = held_against(rows, samples, solo, 5.0)
     assert found is not None
-    assert found["looks"] == 1, "a sample without a figure and a sample during which no task trained do not count"
+    assert found["samples"] == 1, "a sample without a figure and a sample during which no task trained do not count"
     assert found["mean_absolute_difference"] == pytest.approx(0.05)
     assert held_against(rows, [], solo, 5.0) is None
 
@@ -201,7 +201,7 @@ def test_a_rung_and_a_part_without_time_are_said_and_counted(
 
     def too_long(_stage: Stage) -> dict[str, Any]:
         monkeypatch.setattr(trial, "LEAST_S", 1e9)
-        return {"tasks_submitted": 0, "tasks": [], "looks": []}
+        return {"tasks_submitted": 0, "tasks": [], "samples": []}
 
     monkeypatch.setattr(trial_tasks, "run", too_long)
     assert trial.run(trial.Options(out=str(tmp_path), virtual=True, parts=("tasks", "exclusive"))) == 1
@@ -274,7 +274,7 @@ def test_a_comparison_that_fails_leaves_what_it_would_have_been_compared_with(
     def broken(stage: Stage, shared: dict[str, Any]) -> dict[str, Any]:
         raise RuntimeError(f"{stage.name} broke with {len(shared)}")
 
-    monkeypatch.setattr(trial_tasks, "run", lambda _stage: {"tasks_submitted": 0, "tasks": [], "looks": []})
+    monkeypatch.setattr(trial_tasks, "run", lambda _stage: {"tasks_submitted": 0, "tasks": [], "samples": []})
     monkeypatch.setattr(trial_tasks, "exclusive", broken)
     assert trial.run(trial.Options(out=str(tmp_path), virtual=True, parts=("tasks", "exclusive"))) == 1
     found = json.loads((tmp_path / "tasks.json").read_text())

@@ -25,7 +25,7 @@ TABLES = Path(__file__).with_suffix(".toml")
 # How much one unit is in the units of the files of results: seconds, joules, MiB.
 UNITS = {"h": 3600.0, "MJ": 1e6, "kJ": 1e3, "GiB": 1024.0}
 # A member of a list is named by the value of one of these fields.
-NAMES = ("task", "mechanism", "copies", "rung", "look", "name", "size", "percent")
+NAMES = ("task", "mechanism", "copies", "rung", "name", "size", "percent", "kind")
 SUMMARIES: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "count": len, "median": median}
 
 

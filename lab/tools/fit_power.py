@@ -78,9 +78,8 @@ def main() -> None:
     print(f"A100 40 GB, fitted: of_sm={found.of_sm:.3f}, of_dram={found.of_dram:.3f}, sharpness={found.sharpness:.3f}")
     print(f"  as fitted: {errors_text(points, found)}")
     print(f"  as in lab/src/carma_lab/simulator/simulated_cards.py: {errors_text(points, simulated_cards.A100_40)}")
-    print(
-        f"H200, as in lab/src/carma_lab/simulator/simulated_cards.py: {errors_text(measured_points(), simulated_cards.H200)}"
-    )
+    h200 = errors_text(measured_points(), simulated_cards.H200)
+    print(f"H200, as in lab/src/carma_lab/simulator/simulated_cards.py: {h200}")
 
 
 if __name__ == "__main__":

@@ -133,8 +133,8 @@ class Client:
         reply = self._send(
             "logs", task, timeout_s=limit_s, stream=stream, attempt=attempt, tail=tail, follow=follow or None
         )
-        said = reply.headers.get(OFFSET_HEADER, "")
-        return Logs(int(said) if said.isdecimal() else None if tail is not None else 0, reply.pieces())
+        offset = reply.headers.get(OFFSET_HEADER, "")
+        return Logs(int(offset) if offset.isdecimal() else None if tail is not None else 0, reply.pieces())
 
     def cancel(self, task: int, *, signal: int = 15, reason: str = "") -> t.Done:
         return self._ask("cancel", t.Done, task, body=t.CancelRequest(signal=signal, reason=reason))

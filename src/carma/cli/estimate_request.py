@@ -79,15 +79,15 @@ class _Summary(Summarised):
         was_read, self._was_read = self._was_read, False
         if not was_read:
             return answer
-        if not isinstance(answer.said, Estimate):
+        if not isinstance(answer.result, Estimate):
             # The gaps of the summary explain missing outputs, with a remedy.
-            reason = () if self._gaps and NO_OUTPUTS in answer.said.reason else (answer.said.reason,)
-            return replace(answer, said=replace(answer.said, reason="; ".join((*self._gaps, *reason))))
-        said = replace(answer.said, warnings=(*answer.said.warnings, *self._remarks))
+            reason = () if self._gaps and NO_OUTPUTS in answer.result.reason else (answer.result.reason,)
+            return replace(answer, result=replace(answer.result, reason="; ".join((*self._gaps, *reason))))
+        result = replace(answer.result, warnings=(*answer.result.warnings, *self._remarks))
         if self._is_partial:  # a bound would not hold
-            warnings = tuple(warning for warning in said.warnings if not warning.startswith(OF_BOUND))
-            said = replace(said, upper_mib=said.footprint_mib, level=None, warnings=warnings)
-        return replace(answer, said=said)
+            warnings = tuple(warning for warning in result.warnings if not warning.startswith(OF_BOUND))
+            result = replace(result, upper_mib=result.footprint_mib, level=None, warnings=warnings)
+        return replace(answer, result=result)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Question:
         found: list[EstimatorAnswer] = []
         for answer in answers(self.estimators, self.request, self.shared):
             found.append(self.summary.remarked(answer) if self.summary else answer)
-            if isinstance(answer.said, Estimate) and not self.compare:
+            if isinstance(answer.result, Estimate) and not self.compare:
                 break
         return found
 

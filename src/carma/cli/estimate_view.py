@@ -41,7 +41,7 @@ _NO_FIT = "it does not fit"  # beginning of an estimator's warning that the line
 
 
 def is_estimate(answer: EstimatorAnswer) -> bool:
-    return isinstance(answer.said, Estimate)
+    return isinstance(answer.result, Estimate)
 
 
 def progress(request: EstimateRequest, *, quiet: bool) -> AbstractContextManager[object]:
@@ -56,95 +56,95 @@ def print_found(found: Sequence[EstimatorAnswer], request: EstimateRequest, *, a
     if compare:
         return _print_comparison(found, request)
     for answer in found:
-        if isinstance(answer.said, Estimate):
-            _print_estimate(answer, answer.said, request)
+        if isinstance(answer.result, Estimate):
+            _print_estimate(answer, answer.result, request)
         else:
-            hint = _hint(answer, answer.said, request) if answer is found[-1] else ""
-            complain(f"no estimate from {answer.estimator}: {answer.said.reason}", hint)
+            hint = _hint(answer, answer.result, request) if answer is found[-1] else ""
+            complain(f"no estimate from {answer.estimator}: {answer.result.reason}", hint)
     return None
 
 
 def as_row(answer: EstimatorAnswer, gpu: Gpu) -> dict[str, Any]:
     """The fields of --json, which are stable."""
-    said = answer.said
+    result = answer.result
     took_s = round(answer.took_s, 3)
-    if isinstance(said, NoEstimate):
-        return {"refused": said.reason, "estimator": answer.estimator, "gpu": gpu.name, "took_s": took_s}
+    if isinstance(result, NoEstimate):
+        return {"refused": result.reason, "estimator": answer.estimator, "gpu": gpu.name, "took_s": took_s}
     return {
         "estimator": answer.estimator,
         "gpu": gpu.name,
-        "allocated_mib": said.allocated_mib,
-        "reserved_mib": said.reserved_mib,
-        "footprint_mib": said.footprint_mib,
-        "bound_mib": said.upper_mib if _has_bound(said) else None,
-        "level": said.level,
-        "steps_seen": said.steps_seen,
-        "rests_on": said.rests_on,
+        "allocated_mib": result.allocated_mib,
+        "reserved_mib": result.reserved_mib,
+        "footprint_mib": result.footprint_mib,
+        "bound_mib": result.upper_mib if _has_bound(result) else None,
+        "level": result.level,
+        "steps_seen": result.steps_seen,
+        "rests_on": result.rests_on,
         "took_s": took_s,
-        "warnings": said.warnings,
-        "parts_mib": said.parts_mib,
-        "demand": None if said.demand is None else msgspec.to_builtins(said.demand),
-        "demand_predicted": said.demand_predicted,
+        "warnings": result.warnings,
+        "parts_mib": result.parts_mib,
+        "demand": None if result.demand is None else msgspec.to_builtins(result.demand),
+        "demand_predicted": result.demand_predicted,
     }
 
 
 def _print_comparison(found: Sequence[EstimatorAnswer], request: EstimateRequest) -> None:
     rows, remarks = [], []
     for answer in found:
-        said = answer.said
+        result = answer.result
         footprint = bound = "-"
-        if isinstance(said, NoEstimate):
-            remarks.append(Remark("refused", said.reason))
+        if isinstance(result, NoEstimate):
+            remarks.append(Remark("refused", result.reason))
         else:
-            footprint = show_mib(said.footprint_mib)
-            bound = show_mib(said.upper_mib) if _has_bound(said) else "-"
-            count = show_count(len(said.warnings), "warning") if said.warnings else ""
-            remarks.append(Remark(count, "; ".join(said.warnings)))
+            footprint = show_mib(result.footprint_mib)
+            bound = show_mib(result.upper_mib) if _has_bound(result) else "-"
+            count = show_count(len(result.warnings), "warning") if result.warnings else ""
+            remarks.append(Remark(count, "; ".join(result.warnings)))
         rows.append([answer.estimator, footprint, bound, f"{answer.took_s:.1f} s"])
     heading(f"for {_gpus(request)}")
     print_remarked(COLUMNS, rows, remarks)
 
 
-def _hint(answer: EstimatorAnswer, said: NoEstimate, request: EstimateRequest) -> str:
-    if _NO_BATCH in said.reason and not request.spec.command:
+def _hint(answer: EstimatorAnswer, result: NoEstimate, request: EstimateRequest) -> str:
+    if _NO_BATCH in result.reason and not request.spec.command:
         return "give it with --batch N, beside --summary"
-    if NO_OUTPUTS in said.reason:
+    if NO_OUTPUTS in result.reason:
         return "a summary by print(model) needs the shape of one sample: --input 3x224x224, or --input 128 for words"
     return REFUSED if answer.kind is None else _HINTS[answer.kind]
 
 
-def _print_estimate(answer: EstimatorAnswer, said: Estimate, request: EstimateRequest) -> None:
-    room = _room(said, request)
-    heading(_headline(said, request))
-    if said.parts_mib:
+def _print_estimate(answer: EstimatorAnswer, result: Estimate, request: EstimateRequest) -> None:
+    room = _room(result, request)
+    heading(_headline(result, request))
+    if result.parts_mib:
         print()
-        print_facts(((part.replace("_", " "), _size(mib)) for part, mib in said.parts_mib.items()), indent=2)
+        print_facts(((part.replace("_", " "), _size(mib)) for part, mib in result.parts_mib.items()), indent=2)
         print()
-    warnings = (warning for warning in said.warnings if not (room and warning.startswith(_NO_FIT)))
+    warnings = (warning for warning in result.warnings if not (room and warning.startswith(_NO_FIT)))
     print_facts(
         [
-            ("memory", _memory(said)),
-            ("activity", _activity(said)),
-            ("found", _origin(answer, said)),
-            ("based on", said.rests_on),
+            ("memory", _memory(result)),
+            ("activity", _activity(result)),
+            ("found", _origin(answer, result)),
+            ("based on", result.rests_on),
             ("room", room),
-            ("book", _booking(said, request)),
+            ("book", _booking(result, request)),
             *(("warning", warning) for warning in warnings),
         ]
     )
 
 
-def _headline(said: Estimate, request: EstimateRequest) -> str:
+def _headline(result: Estimate, request: EstimateRequest) -> str:
     """`4.9 GiB (at most 5.3 GiB at 99 %) on an NVIDIA H200`."""
-    if not _has_bound(said):
-        return f"{show_mib(said.footprint_mib)}, without a bound, on {_gpus(request)}"
-    point, bound = show_pair_mib(said.footprint_mib, said.upper_mib)
-    return f"{point} (at most {bound}{level_text(said.level)}) on {_gpus(request)}"
+    if not _has_bound(result):
+        return f"{show_mib(result.footprint_mib)}, without a bound, on {_gpus(request)}"
+    point, bound = show_pair_mib(result.footprint_mib, result.upper_mib)
+    return f"{point} (at most {bound}{level_text(result.level)}) on {_gpus(request)}"
 
 
-def _has_bound(said: Estimate) -> bool:
+def _has_bound(result: Estimate) -> bool:
     """A formula has no bound: it returns its figure as the upper limit, without a level."""
-    return said.level is not None or said.upper_mib > said.footprint_mib
+    return result.level is not None or result.upper_mib > result.footprint_mib
 
 
 def _gpus(request: EstimateRequest) -> str:
@@ -154,37 +154,37 @@ def _gpus(request: EstimateRequest) -> str:
     return f"{'an' if name.startswith(('NVIDIA', 'A')) else 'a'} {name}"
 
 
-def _activity(said: Estimate) -> str:
-    if said.demand is None:
+def _activity(result: Estimate) -> str:
+    if result.demand is None:
         return ""
-    text = f"{activity_text(lambda name: getattr(said.demand, name, None))} of a GPU alone"
-    return f"{text} (predicted from its layers; lower if it waits for data)" if said.demand_predicted else text
+    text = f"{activity_text(lambda name: getattr(result.demand, name, None))} of a GPU alone"
+    return f"{text} (predicted from its layers; lower if it waits for data)" if result.demand_predicted else text
 
 
-def _memory(said: Estimate) -> str:
+def _memory(result: Estimate) -> str:
     parts = (
-        "" if said.allocated_mib is None else f"{_size(said.allocated_mib)} allocated (tensors)",
-        "" if said.reserved_mib is None else f"{show_mib(said.reserved_mib)} reserved (with the allocator's cache)",
-        f"{show_mib(said.footprint_mib)} footprint (all memory of the process)",
+        "" if result.allocated_mib is None else f"{_size(result.allocated_mib)} allocated (tensors)",
+        "" if result.reserved_mib is None else f"{show_mib(result.reserved_mib)} reserved (with the allocator's cache)",
+        f"{show_mib(result.footprint_mib)} footprint (all memory of the process)",
     )
     return ", ".join(part for part in parts if part)
 
 
-def _origin(answer: EstimatorAnswer, said: Estimate) -> str:
+def _origin(answer: EstimatorAnswer, result: Estimate) -> str:
     by = "by a trial run on an emulated GPU" if answer.estimator == "trace" else f"by the estimator {answer.estimator}"
-    steps = "" if said.steps_seen is None else f", {show_count(said.steps_seen, 'optimizer step')}"
+    steps = "" if result.steps_seen is None else f", {show_count(result.steps_seen, 'optimizer step')}"
     if answer.remembered_s is not None:
         return f"{by}{steps}; cached from an earlier trial run of {answer.remembered_s:.1f} s"
     return f"{by}{steps}; took {answer.took_s:.1f} s"
 
 
-def _room(said: Estimate, request: EstimateRequest) -> str:
+def _room(result: Estimate, request: EstimateRequest) -> str:
     """A warning if the GPU is too small."""
     room_mib = request.gpus[0].memory_mib
-    if said.upper_mib <= room_mib:
+    if result.upper_mib <= room_mib:
         return ""
-    would = "does" if said.footprint_mib > room_mib else "may"
-    return f"it {would} not fit: this GPU has {show_mib(room_mib)}; {_larger(said.upper_mib)}"
+    would = "does" if result.footprint_mib > room_mib else "may"
+    return f"it {would} not fit: this GPU has {show_mib(room_mib)}; {_larger(result.upper_mib)}"
 
 
 def _larger(needed_mib: int) -> str:
@@ -197,12 +197,12 @@ def _larger(needed_mib: int) -> str:
     return f"these have room: {names}{more} (--gpu NAME selects one)"
 
 
-def _booking(said: Estimate, request: EstimateRequest) -> str:
+def _booking(result: Estimate, request: EstimateRequest) -> str:
     """The command to submit, for an estimate with a bound that fits the GPU."""
-    if not _has_bound(said) or said.upper_mib > request.gpus[0].memory_mib:
+    if not _has_bound(result) or result.upper_mib > request.gpus[0].memory_mib:
         return ""
     gpus = ["--gpus", str(len(request.gpus))] if len(request.gpus) > 1 else []
-    options = [*gpus, "--gpu-mem", f"{said.upper_mib}M"]
+    options = [*gpus, "--gpu-mem", f"{result.upper_mib}M"]
     command = request.spec.command
     return shlex.join(["carma", "submit", *options, "--", *command] if command else options)
 

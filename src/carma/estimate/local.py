@@ -29,7 +29,7 @@ class EstimatorAnswer(Record, frozen=True, kw_only=True):
     """The answer of one estimator and its time, including its part of a shared trial run."""
 
     estimator: str
-    said: Estimate | NoEstimate
+    result: Estimate | NoEstimate
     took_s: float
     kind: Kind | None = None  # of a refusal whose cause is the trial run
     remembered_s: float | None = None  # time of a cached trial run when it was made
@@ -67,13 +67,13 @@ class SharedTrial:
         self.borrowed_s = 0.0
         self.asked = False
 
-    def kind_of(self, said: Estimate | NoEstimate) -> Kind | None:
+    def kind_of(self, result: Estimate | NoEstimate) -> Kind | None:
         """The kind of failure, if a refusal repeats the reason of the trial run."""
         ran = self._ran if self.asked else None
-        if ran is None or isinstance(said, Estimate):
+        if ran is None or isinstance(result, Estimate):
             return None
         reason = ran.report.reason if isinstance(ran, Trial) else ran.reason
-        return kind_of(ran) if said.reason == reason else None
+        return kind_of(ran) if result.reason == reason else None
 
     def remembered_s(self) -> float | None:
         """The time of a cached trial run: one that ran now cannot have taken longer than the call."""
@@ -110,12 +110,12 @@ def answers(
         started_s = time.monotonic()
         estimate, refusals = first_answer((estimator,), request)
         took_s = time.monotonic() - started_s + shared.borrowed_s
-        said = refusals[0] if estimate is None else estimate
+        result = refusals[0] if estimate is None else estimate
         yield EstimatorAnswer(
             estimator=estimator.name,
-            said=said,
+            result=result,
             took_s=took_s,
-            kind=shared.kind_of(said),
+            kind=shared.kind_of(result),
             remembered_s=shared.remembered_s(),
         )
 

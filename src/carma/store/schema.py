@@ -109,9 +109,9 @@ def _shared(connection: sqlite3.Connection) -> None:
 def _pack_finished(connection: sqlite3.Connection) -> None:
     rows = "SELECT id, uid, ended_at, restored, body, story FROM finished_4 WHERE id > ?"
     for number, uid, ended_at, restored, body, story in _rows(connection, rows):
-        task, told = msgspec.json.decode(body), msgspec.json.decode(story)
+        task, lines = msgspec.json.decode(body), msgspec.json.decode(story)
         kind = task["status"]["outcome"]["kind"]
-        body, story = _packed(connection, task) or body, _packed(connection, told) or story
+        body, story = _packed(connection, task) or body, _packed(connection, lines) or story
         environment, command = _references(task["spec"])
         row = (number, uid, ended_at, kind, restored, environment, command, body, story)
         connection.execute("INSERT INTO finished VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)

@@ -99,7 +99,7 @@ def measure(
                 _end(process)
         if process.returncode != 0:
             raise Refused(
-                f"measuring failed (exit code {process.returncode}): {_last_line(_read(log)) or 'it said nothing'}",
+                f"measuring failed (exit code {process.returncode}): {_last_line(_read(log)) or 'it printed nothing'}",
                 "See that the GPU is free and that torch works on it: python -c 'import torch; torch.ones(1).cuda()'.",
             )
         return read_measured(_lines(out / "constants.jsonl"), _lines(out / "rows.jsonl"))

@@ -162,8 +162,8 @@ def read_measured(path: Path) -> Iterator[MeasuredRow | dict[str, Any]]:
         raise Usage(f"{path} cannot be read: {error.strerror}", "`carma dataset collect` makes one.") from error
     for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
         try:
-            said = json.loads(line)  # accepts NaN, which is not JSON: such a row is counted, not an error
-            yield msgspec.convert(said, MeasuredRow) if "id" in said else said
+            row = json.loads(line)  # accepts NaN, which is not JSON: such a row is counted, not an error
+            yield msgspec.convert(row, MeasuredRow) if "id" in row else row
         except (ValueError, TypeError) as error:
             raise Usage(f"{path}, line {number}: {error}", "`carma dataset collect` makes such lines.") from error
 

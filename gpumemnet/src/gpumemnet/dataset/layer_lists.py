@@ -77,7 +77,7 @@ def _run(command: Sequence[str]) -> None:
         process = subprocess.run(command, env=environment(), stderr=subprocess.PIPE, text=True, check=False)
     except OSError as error:
         raise Usage(f"{command[0]} cannot be run: {error.strerror}", _HINT) from error
-    last = (process.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    last = (process.stderr.strip().splitlines() or ["it printed nothing"])[-1]
     if process.returncode == UNWRITTEN:
         raise Refused(last, FILE_HINT)
     if process.returncode:
@@ -91,9 +91,9 @@ def _read(path: Path, wanted: Mapping[str, object]) -> dict[str, Listed]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                said = decoder.decode(line)
+                answer = decoder.decode(line)
             except msgspec.MsgspecError as error:
                 raise Usage(f"{path}, line {number}: {error}", "Delete the file; it will be written again.") from error
-            if said.id in wanted:
-                found[said.id] = said
+            if answer.id in wanted:
+                found[answer.id] = answer
     return found

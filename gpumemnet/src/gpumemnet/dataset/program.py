@@ -16,8 +16,8 @@ Drawn = dict[str, Any]  # fields of a config that describe its model
 
 def op(name: str, **fields: Any) -> dict[str, Any]:
     """An op without the fields that are None and the flags that have their default."""
-    told = {f: value for f, value in fields.items() if value is not None and value is not FLAGS.get(f, False)}
-    return {"op": name, **told}
+    given = {f: value for f, value in fields.items() if value is not None and value is not FLAGS.get(f, False)}
+    return {"op": name, **given}
 
 
 def branches(how: str, *bodies: Ops) -> dict[str, Any]:

@@ -155,11 +155,15 @@ def write(path: Path, rows: Sequence[Mapping[str, object]], heads: Sequence[Head
     arrow = pyarrow()
     ordered = sorted(rows, key=lambda row: str(row["id"]))
     made = arrow.Table.from_pylist(ordered, schema=schema())
-    said = {"carma.format": FORMAT, "carma.licence": LICENCE, "carma.heads": json.dumps(list(heads), sort_keys=True)}
+    metadata = {
+        "carma.format": FORMAT,
+        "carma.licence": LICENCE,
+        "carma.heads": json.dumps(list(heads), sort_keys=True),
+    }
     drawn_up = arrow.BufferOutputStream()
     # Delta encoding excludes a dictionary, so these columns are listed.
     arrow.parquet.write_table(
-        made.replace_schema_metadata(said),
+        made.replace_schema_metadata(metadata),
         drawn_up,
         compression="zstd",
         compression_level=19,

@@ -31,9 +31,9 @@ def environment(*folders: Path) -> dict[str, str]:
 
 def find_torch(wanted: str | None, *, with_gpu: bool) -> str:
     """The path of an interpreter that has torch; `python3` where none is named."""
-    path, said = ask_interpreter(wanted, _ASK, (), _HINT)
-    if with_gpu and not said["gpu"]:
-        raise no_gpu(str(said["torch"]), path)
+    path, versions = ask_interpreter(wanted, _ASK, (), _HINT)
+    if with_gpu and not versions["gpu"]:
+        raise no_gpu(str(versions["torch"]), path)
     return path
 
 
@@ -52,7 +52,7 @@ def ask_interpreter(
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Refused(f"{path} does not answer: {error}", hint) from error
     if asked.returncode:
-        last = (asked.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (asked.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise Refused(f"{path} cannot run the training scripts: {last}", hint)
     return str(Path(path).absolute()), msgspec.json.decode(asked.stdout.splitlines()[-1], type=dict[str, str | bool])
 

@@ -89,8 +89,8 @@ class GpuMemNet:
         except (CannotTell, PluginError) as why:
             return self._refuse(str(why))
         added, warnings = self._besides(described, model.facts, gpu, gpus)
-        said = (*assumed, *cut_off(described), *warnings, *passed_over)
-        return self._answer(described, model, quantiles, added, said, gpu)
+        notes = (*assumed, *cut_off(described), *warnings, *passed_over)
+        return self._answer(described, model, quantiles, added, notes, gpu)
 
     def _model(self, found: Features, gpu: str) -> tuple[Model | None, tuple[str, ...]]:
         """The first model that has learned from such runs, and why the models before it were not used. If there is
@@ -98,11 +98,11 @@ class GpuMemNet:
         models, broken = candidates(found.family, self._kind, gpu, self._models)
         refused: list[list[str]] = []
         for model in models:
-            said = offences(found, model.facts)
-            if not said:
+            notes = offences(found, model.facts)
+            if not notes:
                 names = [f"{one.file.parent / one.facts.name} does not cover it" for one in models[: len(refused)]]
                 return model, (*broken, *names)
-            refused.append(said)
+            refused.append(notes)
         if refused:
             return None, (refusal(min(refused, key=len)),)
         return None, (*broken, f"no model of {_NETWORKS[found.family]} has been learned; carma train makes one")

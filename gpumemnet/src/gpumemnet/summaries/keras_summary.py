@@ -100,10 +100,10 @@ def _shape(row: TableRow, text: str) -> Shape:
         return ()
     first = _SHAPES.search(row.shape)
     sizes = [_SIZE.fullmatch(size) for size in first[1].split(",") if size.strip()] if first else [None]
-    told = [size[1] for size in sizes if size]
-    if len(told) != len(sizes):
+    known = [size[1] for size in sizes if size]
+    if len(known) != len(sizes):
         raise bad(row.line, text, f"{row.shape!r} is not the shape of an output")
-    return tuple(_UNKNOWN if size == "None" else int(size) for size in told)
+    return tuple(_UNKNOWN if size == "None" else int(size) for size in known)
 
 
 def _check_built(found: Sequence[_KerasRow], lines: Sequence[str]) -> None:
@@ -173,26 +173,26 @@ def _read(
 ) -> ReadSummary:
     layers = [one for one in leaves if one.kind != "InputLayer"]
     first = next((one.shape for one in leaves if one.shape), ())
-    told = batch or (first[0] if first and first[0] > 0 else None)
-    sizes = _Sizes(told or 1, _length(leaves, sample))
+    known = batch or (first[0] if first and first[0] > 0 else None)
+    sizes = _Sizes(known or 1, _length(leaves, sample))
     made = tuple(_layer(one, sizes) for one in layers)
     moving = sum(_moving(one) for one in layers)
     others = figures.optimizer + moving
     given = next((one.shape for one in leaves if one.kind == "InputLayer"), ())
     filled = sizes.fill(given)
-    entered, said = input_of(filled, _as_told(sample, filled), told or 1, None)
+    entered, notes = input_of(filled, _as_given(sample, filled), known or 1, None)
     described = Described(
         layers=made,
-        batch=told,
+        batch=known,
         parameters=sum(one.parameters for one in made) if figures.total is None else max(figures.total - others, 0),
         input=entered,
         optimizer_slots=figures.optimizer // figures.trained if figures.optimizer and figures.trained else None,
     )
     frozen = max(figures.frozen - moving, 0)
-    return ReadSummary(described=described, remarks=(*remarks, *said, IN_TORCH), gaps=gaps, frozen=frozen)
+    return ReadSummary(described=described, remarks=(*remarks, *notes, IN_TORCH), gaps=gaps, frozen=frozen)
 
 
-def _as_told(sample: Shape, given: Shape) -> Shape:
+def _as_given(sample: Shape, given: Shape) -> Shape:
     """`sample` with channels first, if it was given with channels last."""
     turned = (*sample[-1:], *sample[:-1])
     return turned if turned == given[1:] else sample
@@ -267,11 +267,11 @@ def _attributes(kind: str, parameters: int, fed: Shape, made: Shape) -> dict[str
     if len(fed) != len(made):
         return {"out_channels": str(given)}
     places, taken = int(found[2]), fed[channels]
-    told = {"in_channels": str(taken), "out_channels": str(given)}
+    known = {"in_channels": str(taken), "out_channels": str(given)}
     if found[1]:
-        told["groups"] = str(taken)
+        known["groups"] = str(taken)
     side = _side(parameters, given if found[1] else taken * given, given, places)
-    return told if side is None else {**told, "kernel_size": str((side,) * places)}
+    return known if side is None else {**known, "kernel_size": str((side,) * places)}
 
 
 def _side(parameters: int, each: int, biases: int, places: int) -> int | None:

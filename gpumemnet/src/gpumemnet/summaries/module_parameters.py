@@ -107,8 +107,8 @@ def may_be_small(kind: str) -> bool:
 
 def width_made(printed: Printed) -> int:
     """Output channels of a layer with weights; 0 if the brackets do not show them."""
-    told = next((printed[key] for key in ("out_features", "nf", "1", "0") if key in printed), "")
-    found = integers(told)
+    text = next((printed[key] for key in ("out_features", "nf", "1", "0") if key in printed), "")
+    found = integers(text)
     return found[-1] if found else 0
 
 

@@ -171,13 +171,13 @@ def _has_own_bias(node: Any) -> bool:
 
 def _convolution(node: Any, weight: Shape) -> dict[str, str]:
     """Attributes as in print(model). The weight of a transposed one has its sizes swapped."""
-    told = {attribute.name: attribute for attribute in node.attribute}
-    groups = told["group"].i if "group" in told else 1
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    groups = attributes["group"].i if "group" in attributes else 1
     one, other = weight[0], weight[1] * groups
     taken, given = (one, other) if node.op_type == "ConvTranspose" else (other, one)
     found = {"in_channels": str(taken), "out_channels": str(given), "kernel_size": str(weight[2:])}
-    if "strides" in told:
-        found["stride"] = str(tuple(told["strides"].ints))
+    if "strides" in attributes:
+        found["stride"] = str(tuple(attributes["strides"].ints))
     return {**found, "groups": str(groups)}
 
 

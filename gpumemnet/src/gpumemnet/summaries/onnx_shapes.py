@@ -43,11 +43,11 @@ def infer(onnx: Any, model: Any, names: dict[str, int]) -> Tensors:
         if not _compute(onnx, model, found, numbers):
             break
         found = _inferred(onnx, model)
-    missing = {name: told for name, told in written.items() if found.get(name, (None, 0))[0] is None}
+    missing = {name: types for name, types in written.items() if found.get(name, (None, 0))[0] is None}
     if not missing:
         return found
-    told = (onnx.helper.make_tensor_value_info(name, kind, shape) for name, (shape, kind) in missing.items())
-    model.graph.value_info.extend(told)  # shapes that depend on them can be inferred
+    types = (onnx.helper.make_tensor_value_info(name, kind, shape) for name, (shape, kind) in missing.items())
+    model.graph.value_info.extend(types)  # shapes that depend on them can be inferred
     return {**_inferred(onnx, model), **missing}
 
 

@@ -71,8 +71,8 @@ def _tied(root: Node, layers: Sequence[Layer]) -> tuple[str, ...]:
         if layer.kind == "Embedding"
     }
     for layer in layers if root.count is None and tables else ():
-        told = layer.attributes
-        if layer.kind == "Linear" and (told.get("in_features"), told.get("out_features")) in tables:
+        attributes = layer.attributes
+        if layer.kind == "Linear" and (attributes.get("in_features"), attributes.get("out_features")) in tables:
             return (
                 f"{layer.name} may share its {layer.parameters:,} weights with an embedding; they are counted twice",
             )

@@ -48,8 +48,8 @@ def at_length(
     if sample[0] == printed:
         return tuple(layers), ()
     stretch = _Stretch(batch, printed, sample[0])
-    said = f"the table was printed for {printed:,} words: its outputs are turned into those of --input {sample[0]}"
-    return tuple(stretch.layer(layer) for layer in layers), (said,)
+    remark = f"the table was printed for {printed:,} words: its outputs are turned into those of --input {sample[0]}"
+    return tuple(stretch.layer(layer) for layer in layers), (remark,)
 
 
 class _Stretch:

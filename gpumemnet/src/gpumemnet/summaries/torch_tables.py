@@ -67,9 +67,9 @@ def read_table(lines: Sequence[str], header: int, batch: int | None, sample: Sha
     count, total = _parameters(rows), figures.total
     if total is not None and count != total:
         raise bad(header, lines[header], f"the rows below have {count:,} parameters, the total says {total:,}")
-    rows, said = _completed(rows)
+    rows, notes = _completed(rows)
     figures = figures._replace(total=_parameters(rows))
-    return _read([row for row in rows if not _is_block(row.layer)], (), figures, batch, sample, said, ())
+    return _read([row for row in rows if not _is_block(row.layer)], (), figures, batch, sample, notes, ())
 
 
 def _parameters(rows: Sequence[_Row]) -> int:
@@ -228,8 +228,8 @@ def _uncalled(rows: Sequence[_Row], leaves: Sequence[_Row]) -> tuple[str, ...]:
     if count <= _UNCALLED_SHARE * _parameters(leaves):
         return ()
     kinds = first_names(row.layer.kind for row in own)
-    said = f"{count:,} parameters of {kinds} are of no layer in the table: their modules may not have been called"
-    return (f'{said}; torchinfo.summary(model, ..., mode="train") shows those of training',)
+    notes = f"{count:,} parameters of {kinds} are of no layer in the table: their modules may not have been called"
+    return (f'{notes}; torchinfo.summary(model, ..., mode="train") shows those of training',)
 
 
 def _read(
@@ -246,25 +246,25 @@ def _read(
     layers = tuple(row.layer for row in leaves)
     firsts = Counter(layer.output[0] for layer in layers if layer.output)
     printed = firsts.most_common(1)[0][0] if firsts else -1
-    told = batch or (printed if printed > 0 else None)
+    batch_size = batch or (printed if printed > 0 else None)
     words = words_of(layers)
     if words and sample:
-        layers, said = at_length(layers, printed, words, sample)
+        layers, notes = at_length(layers, printed, words, sample)
         words, given = sample[0], (printed, *sample)
     else:
-        given, said = input_of(taken, sample, max(printed, 1), figures.input_mb)
+        given, notes = input_of(taken, sample, max(printed, 1), figures.input_mb)
         first = next((layer for layer in layers if layer.output), None)
         given = given or (square_image(first, max(printed, 1), figures.input_mb) if first else ())
-    rebatched = partial(_rebatched, printed, told or 1, words)
+    rebatched = partial(_rebatched, printed, batch_size or 1, words)
     described = Described(
         layers=tuple(
             replace(one, output=rebatched(one.output), inputs=tuple(map(rebatched, one.inputs))) for one in layers
         ),
-        batch=told,
+        batch=batch_size,
         parameters=_parameters(leaves) if figures.total is None else figures.total,
-        input=rebatched(given) if taken or not given else (told or 1, *given[1:]),
+        input=rebatched(given) if taken or not given else (batch_size or 1, *given[1:]),
     )
-    return ReadSummary(described=described, remarks=(*remarks, *said), gaps=gaps, frozen=figures.frozen)
+    return ReadSummary(described=described, remarks=(*remarks, *notes), gaps=gaps, frozen=figures.frozen)
 
 
 def _rebatched(printed: int, batch: int, length: int | None, shape: Shape) -> Shape:

@@ -59,9 +59,9 @@ def check_total(counted: int, total: int | None, header: int, line: str) -> tupl
     """A remark if the parameters of the rows differ from the total; an error if most are missing."""
     if not total:
         return ()
-    said = f"the rows below have {counted:,} parameters, the total says {total:,}"
+    problem = f"the rows below have {counted:,} parameters, the total says {total:,}"
     if counted < total / 2:
-        raise bad(header, line, f"{said}: rows are missing")
+        raise bad(header, line, f"{problem}: rows are missing")
     if abs(counted - total) <= _MOST_OFF * total:
         return ()
     why = "rows are missing" if counted < total else "weights are shared"
@@ -79,8 +79,8 @@ def input_of(printed: Shape, sample: Shape, batch: int, input_mb: float | None) 
         )
         return printed, (counts,)
     if not printed and input_mb and not _fits(sample, batch, input_mb):
-        said = f"--input {show(sample)} differs from the input of the table, which has {input_mb:.2f} MB"
-        return (batch, *sample), (f"{said}; the outputs of the table are used",)
+        problem = f"--input {show(sample)} differs from the input of the table, which has {input_mb:.2f} MB"
+        return (batch, *sample), (f"{problem}; the outputs of the table are used",)
     return printed or (batch, *sample), ()
 
 

@@ -36,25 +36,25 @@ TYPES: dict[Precision, tuple[str, str]] = {
 }
 
 
-def completed(read: ReadSummary, told: TrainingOptions) -> ReadSummary:
+def completed(read: ReadSummary, options: TrainingOptions) -> ReadSummary:
     """The model as it will be trained. Unknown options get their most common value, with a remark."""
     described, remarks = read.described, list(read.remarks)
-    if told.optimizer is not None or described.optimizer_slots is None:
-        name, slots = OPTIMIZERS[told.optimizer or _USUAL]
+    if options.optimizer is not None or described.optimizer_slots is None:
+        name, slots = OPTIMIZERS[options.optimizer or _USUAL]
         described = replace(described, optimizer=name, optimizer_slots=slots)
-        if told.optimizer is None:
+        if options.optimizer is None:
             remarks.append("no summary tells the optimizer: taken to be Adam (--optimizer names another)")
-    dtype, autocast = TYPES[told.precision] if told.precision else (described.dtype, "")
+    dtype, autocast = TYPES[options.precision] if options.precision else (described.dtype, "")
     trained = replace(
         described,
         dtype=dtype,
         autocast=autocast,
-        checkpointing=told.checkpointing,
-        channels_last=told.channels_last,
-        attention=told.attention or described.attention,
-        heads=told.heads or described.heads,
+        checkpointing=options.checkpointing,
+        channels_last=options.channels_last,
+        attention=options.attention or described.attention,
+        heads=options.heads or described.heads,
     )
-    if (told.attention or told.heads) and not _may_attend(described):
+    if (options.attention or options.heads) and not _may_attend(described):
         trained = replace(trained, attention="", heads=None)
         remarks.append("the model has no attention: --attention and --heads change nothing")
     remarks += _frozen(trained, read.frozen)
@@ -80,5 +80,5 @@ def _frozen(described: Described, frozen: int) -> list[str]:
         return []
     each = 2 if described.dtype in ("bfloat16", "float16") else 4
     mib = round(frozen * each * (1 + (described.optimizer_slots or 0)) / _MIB)
-    said = f"{frozen:,} parameters are frozen and are counted as trained"
-    return [f"{said}: about {mib:,} MiB of gradients and optimizer state are too much"]
+    problem = f"{frozen:,} parameters are frozen and are counted as trained"
+    return [f"{problem}: about {mib:,} MiB of gradients and optimizer state are too much"]

@@ -72,7 +72,7 @@ def _panel(axis: Any, learner: str, classes: Classes) -> None:
             ink = "white" if shares[row, column] > 0.6 else "black"
             axis.text(column, row, f"{int(count)}", ha="center", va="center", fontsize=size, color=ink)
     under, over = 100 * classes.under, 100 * classes.over
-    said = f"{100 * classes.accuracy:.1f} % right, {under:.1f} % under, {over:.1f} % over"
-    axis.set_title(f"{learner}\n{said}", fontsize=9)
+    text = f"{100 * classes.accuracy:.1f} % right, {under:.1f} % under, {over:.1f} % over"
+    axis.set_title(f"{learner}\n{text}", fontsize=9)
     axis.set_xlabel("answered, GB", fontsize=8)
     axis.set_ylabel("measured, GB", fontsize=8)

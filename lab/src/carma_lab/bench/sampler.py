@@ -1,9 +1,9 @@
-"""`carma bench sampler`: what looking at the GPUs costs, in processor time. Figures only: nothing passes or fails.
+"""`carma bench sampler`: processor time of sampling the GPUs. Figures only: nothing passes or fails.
 
-Samples are taken at the pace of a daemon (once a second; glances five times a second), because a pace of its own would
-hide what is asked only now and then, and GPM's counters cannot be read faster. A machine with fewer cards than asked
-for reads each of them several times, each time with everything that a card takes. What each call into NVML costs is
-measured in a run of its own, since measuring costs something too.
+Samples are taken at the rates of a daemon (all metrics once a second, memory five times a second). Other rates would
+hide calls that are made rarely, and GPM's counters cannot be read faster. A machine with fewer cards than requested
+reads each of them several times. The cost of each call into NVML is measured in a run of its own, since measuring
+costs something too.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from carma_lab.bench.machine import WANTS_A_GPU, Machine, facts
 from carma_lab.bench.results_file import check_place, command_of, print_table, write
 
 SAMPLE_HZ = 1.0
-GLANCE_HZ = 5.0
-PART = 3.0  # glances and the calls get this part of the time that samples get
+MEMORY_HZ = 5.0
+PART = 3.0  # memory samples and the calls get this part of the time that samples get
 
 
 class Options(Record, frozen=True, kw_only=True):
@@ -38,24 +38,24 @@ class Options(Record, frozen=True, kw_only=True):
 
 
 class Cost(Record, frozen=True, kw_only=True):
-    """One kind of look at all of the GPUs, `hz` times a second."""
+    """Cost of one kind of sample of all GPUs, `hz` times a second."""
 
-    look: str
+    kind: str  # "sample" (all metrics) or "memory"
     hz: float
     rounds: int
-    mean_ms: float  # processor time of the thread that looks, for each round
+    mean_ms: float  # processor time of the sampling thread, for each round
     p50_ms: float
     p95_ms: float
     core_percent: float
-    process_percent: float  # the whole process meanwhile, its other threads and the benchmark itself included
+    process_percent: float  # the whole process, with its other threads and the benchmark itself
 
 
 class CallCost(Record, frozen=True, kw_only=True):
-    """One function of NVML, as often as samples at 1 Hz and glances at 5 Hz call it."""
+    """Cost of one function of NVML, as often as samples at 1 Hz and memory samples at 5 Hz call it."""
 
     function: str
-    look: str
-    calls_per_gpu: float  # for each look
+    kind: str
+    calls_per_gpu: float  # for each sample
     mean_ms: float
     core_percent: float
 
@@ -67,7 +67,7 @@ class Report(Record, frozen=True, kw_only=True):
     gpus: int
     cards: tuple[str, ...]
     sources: tuple[str, ...]
-    processes: int  # seen on the cards, each of which is listed at every look
+    processes: int  # on the cards, each of which is listed in every sample
     driver: str
     nvidia_ml_py: str
     machine: Machine
@@ -76,7 +76,7 @@ class Report(Record, frozen=True, kw_only=True):
 
 
 def run(options: Options, nvml: Any = None) -> int:
-    """Measures, prints a table, writes the file. Raises NoGpus where there is none. `nvml` is pynvml or one like it."""
+    """Measures, prints a table, writes the file. Raises NoGpus. `nvml` is pynvml, or a module like it."""
     check_place(options.json)
     if options.gpus < 1 or options.seconds <= 0:
         raise Usage("There is nothing to measure.", "Give at least one GPU and a time above zero.")
@@ -89,7 +89,7 @@ def run(options: Options, nvml: Any = None) -> int:
     return 0
 
 
-class Look(NamedTuple):
+class SampleKind(NamedTuple):
     """One way to read all GPUs, `hz` times a second for `seconds`."""
 
     name: str
@@ -103,13 +103,13 @@ def measure(options: Options, nvml: Any) -> Report:
     meter = Meter(nvml)
     plain, metered = SamplerGroup(nvml, options.gpus), SamplerGroup(meter, options.gpus)
     part_s = options.seconds / PART
-    looks = (
-        Look("sample", SAMPLE_HZ, options.seconds, lambda sampler: sampler.sample(time.time())),
-        Look("glance", GLANCE_HZ, part_s, _glance),
+    kinds = (
+        SampleKind("sample", SAMPLE_HZ, options.seconds, lambda sampler: sampler.sample(time.time())),
+        SampleKind("memory", MEMORY_HZ, part_s, _sample_memory),
     )
     try:
-        costs = tuple(plain.cost(look) for look in looks)
-        calls = tuple(call for look in looks for call in metered.calls(meter, look._replace(seconds=part_s)))
+        costs = tuple(plain.cost(kind) for kind in kinds)
+        calls = tuple(call for kind in kinds for call in metered.calls(meter, kind._replace(seconds=part_s)))
         first = plain.samplers[0]
         return Report(
             command=command_of("sampler", options),
@@ -170,37 +170,37 @@ class SamplerGroup:
     def _reads(self) -> int:
         return sum(len(sampler.gpus()) for sampler in self.samplers)
 
-    def cost(self, look: Look) -> Cost:
-        self._round(look)  # the first round asks what is cached afterwards; it is not counted
+    def cost(self, kind: SampleKind) -> Cost:
+        self._round(kind)  # the first round asks what is cached afterwards; it is not counted
         began, used_s = time.monotonic(), _process_s()
-        spans_s = self._pace(look)
+        spans_s = self._pace(kind)
         process = (_process_s() - used_s) / (time.monotonic() - began)
         scale = self._gpus / self._reads
         spans_ms = [1000 * scale * span for span in spans_s]
         mean_ms = sum(spans_ms) / len(spans_ms)
         return Cost(
-            look=look.name,
-            hz=look.hz,
+            kind=kind.name,
+            hz=kind.hz,
             rounds=len(spans_ms),
             mean_ms=mean_ms,
             p50_ms=percentile(spans_ms, 50),
             p95_ms=percentile(spans_ms, 95),
-            core_percent=100 * look.hz * mean_ms / 1000,
+            core_percent=100 * kind.hz * mean_ms / 1000,
             process_percent=100 * scale * process,
         )
 
-    def calls(self, meter: Meter, look: Look) -> list[CallCost]:
+    def calls(self, meter: Meter, kind: SampleKind) -> list[CallCost]:
         """The most expensive call first."""
-        self._round(look)
+        self._round(kind)
         meter.clear()
-        looks = len(self._pace(look)) * self._reads
+        samples = len(self._pace(kind)) * self._reads
         return [
             CallCost(
                 function=function,
-                look=look.name,
-                calls_per_gpu=meter.calls[function] / looks,
+                kind=kind.name,
+                calls_per_gpu=meter.calls[function] / samples,
                 mean_ms=1000 * spent_s / meter.calls[function],
-                core_percent=100 * look.hz * self._gpus * spent_s / looks,
+                core_percent=100 * kind.hz * self._gpus * spent_s / samples,
             )
             for function, spent_s in sorted(meter.spent_s.items(), key=lambda item: -item[1])
         ]
@@ -209,24 +209,24 @@ class SamplerGroup:
         for sampler in self.samplers:
             sampler.close()
 
-    def _pace(self, look: Look) -> list[float]:
+    def _pace(self, kind: SampleKind) -> list[float]:
         """Processor seconds of each round."""
         due = time.monotonic()
         spans: list[float] = []
-        for _ in range(max(1, round(look.seconds * look.hz))):
-            due += 1 / look.hz
+        for _ in range(max(1, round(kind.seconds * kind.hz))):
+            due += 1 / kind.hz
             time.sleep(max(0.0, due - time.monotonic()))
-            spans.append(self._round(look))
+            spans.append(self._round(kind))
         return spans
 
-    def _round(self, look: Look) -> float:
+    def _round(self, kind: SampleKind) -> float:
         began = time.thread_time()
         for sampler in self.samplers:
-            look.call(sampler)
+            kind.call(sampler)
         return time.thread_time() - began
 
 
-def _glance(sampler: NvmlSampler) -> None:
+def _sample_memory(sampler: NvmlSampler) -> None:
     sampler.sample_memory([gpu.id for gpu in sampler.gpus()], time.time())
 
 
@@ -239,11 +239,11 @@ def _print(report: Report, to: Any) -> None:
     print(f"{', '.join(report.cards)}; driver {report.driver}; activity from {', '.join(report.sources)}", file=to)
     print(f"As {report.gpus} GPUs would cost; {report.processes} processes on the cards", file=to)
     costs = [
-        (c.look, f"{c.hz:g}", f"{c.mean_ms:.2f}", f"{c.p95_ms:.2f}", f"{c.core_percent:.2f}") for c in report.costs
+        (c.kind, f"{c.hz:g}", f"{c.mean_ms:.2f}", f"{c.p95_ms:.2f}", f"{c.core_percent:.2f}") for c in report.costs
     ]
-    print_table("", ("look", "a second", "mean ms", "p95 ms", "% of a core"), costs, to)
+    print_table("", ("kind", "a second", "mean ms", "p95 ms", "% of a core"), costs, to)
     calls = [
-        (c.function, c.look, f"{c.calls_per_gpu:.2f}", f"{c.mean_ms:.3f}", f"{c.core_percent:.3f}")
+        (c.function, c.kind, f"{c.calls_per_gpu:.2f}", f"{c.mean_ms:.3f}", f"{c.core_percent:.3f}")
         for c in report.calls
     ]
-    print_table("", ("call", "look", "a GPU's look", "mean ms", "% of a core"), calls, to)
+    print_table("", ("call", "kind", "a GPU's sample", "mean ms", "% of a core"), calls, to)

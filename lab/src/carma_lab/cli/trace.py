@@ -236,5 +236,5 @@ def _write(trace: Trace, out: str | None, force: bool) -> None:
         if not force and holds_something(out) and Path(out).read_bytes() != spelled.encode():
             raise Usage(f"{out} exists with other content", "Choose another file, or add --force.")
         write_file(out, spelled.encode())
-    said = f"{len(trace.tasks):,} tasks, {trace.gpu_seconds / 3600:,.1f} GPU-hours, last arrival after "
-    click.echo(f"{said}{trace.tasks[-1].arrival_s:,.0f} s", err=True)
+    summary = f"{len(trace.tasks):,} tasks, {trace.gpu_seconds / 3600:,.1f} GPU-hours, last arrival after "
+    click.echo(f"{summary}{trace.tasks[-1].arrival_s:,.0f} s", err=True)

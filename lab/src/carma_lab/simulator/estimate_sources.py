@@ -103,8 +103,8 @@ def errors() -> list[tuple[Numbers, Numbers]]:
 def predict_demand(seed: int, row: TraceTask) -> Demand:
     truth = _figures(row.demand)
     alike = sorted(errors(), key=lambda pair: sum((one - own) ** 2 for one, own in zip(pair[0], truth, strict=True)))
-    was, said = random_for(seed, "demand", row.name).choice(alike[:ALIKE])
-    return Demand(*(round(_moved(*each), 3) for each in zip(truth, was, said, strict=True)))
+    was, predicted = random_for(seed, "demand", row.name).choice(alike[:ALIKE])
+    return Demand(*(round(_moved(*each), 3) for each in zip(truth, was, predicted, strict=True)))
 
 
 def _figures(demand: Demand) -> Numbers:
@@ -114,9 +114,9 @@ def _figures(demand: Demand) -> Numbers:
     return (demand.sm_active, demand.sm_occupancy, demand.dram_active, engine_share(demand), power)
 
 
-def _moved(truth: float, was: float, said: float) -> float:
+def _moved(truth: float, was: float, predicted: float) -> float:
     """The truth moved by the error in log-odds, so that a share stays between 0 and 1."""
-    return share_of(odds_of(truth) + odds_of(said) - odds_of(was))
+    return share_of(odds_of(truth) + odds_of(predicted) - odds_of(was))
 
 
 def share_of(odds: float) -> float:

@@ -117,17 +117,17 @@ def counted(model: Any, seen: list[int]) -> dict[str, int]:
 def answer(config: dict[str, Any]) -> bytes:
     """A config that cannot be built gets a line too, so that it is not tried again."""
     try:
-        said = describe(config)
+        line = describe(config)
     except Exception as error:
-        said = {"id": config["id"], "error": f"{type(error).__name__}: {error}"[:500]}
-    return json.dumps({**said, "of": config["of"]}, separators=(",", ":")).encode() + b"\n"
+        line = {"id": config["id"], "error": f"{type(error).__name__}: {error}"[:500]}
+    return json.dumps({**line, "of": config["of"]}, separators=(",", ":")).encode() + b"\n"
 
 
 def known(path: Path) -> dict[str, str]:
     """The ids in the file, with their configs' digests. An incomplete last line is removed."""
     rows.mend(path)
     lines = path.read_bytes().splitlines() if path.exists() else ()
-    return {said["id"]: said["of"] for said in map(json.loads, lines)}
+    return {line["id"]: line["of"] for line in map(json.loads, lines)}
 
 
 def write(configs: list[dict[str, Any]], file: BinaryIO, processes: int) -> None:
@@ -136,8 +136,8 @@ def write(configs: list[dict[str, Any]], file: BinaryIO, processes: int) -> None
         file.writelines(map(answer, configs))
         return
     with multiprocessing.get_context("fork").Pool(processes, end_with, (os.getpid(), signal.SIGKILL)) as pool:
-        for done, said in enumerate(pool.imap_unordered(answer, configs, chunksize=8), 1):
-            file.write(said)
+        for done, line in enumerate(pool.imap_unordered(answer, configs, chunksize=8), 1):
+            file.write(line)
             file.flush()
             if done % 500 == 0:
                 print(f"layers of {done:,} of {len(configs):,} configs", file=sys.stderr)

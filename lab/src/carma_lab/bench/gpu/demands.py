@@ -179,8 +179,8 @@ class Study:
                 file.write(json.dumps(row, separators=(",", ":")) + "\n")
                 file.flush()
                 count += 1
-                said = row.get("error") or f"{row['step_ms']:.1f} ms, SM {row['sm_active']:.2f}"
-                print(f"{task.name}: {said}", flush=True)
+                result = row.get("error") or f"{row['step_ms']:.1f} ms, SM {row['sm_active']:.2f}"
+                print(f"{task.name}: {result}", flush=True)
                 free_memory()
         return count
 

@@ -71,14 +71,14 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reading(Shown, frozen=True, kw_only=True):
-    seconds: float | None = None  # between the first look and the last
+    seconds: float | None = None  # between the first one and the last
     memory_used_mib: int | None = None  # at the end of the span
     memory_by_pid: dict[int, int] = {}
 
 
 def read(sampler: Sampler, gauges: Gauges, gpus: Sequence[Gpu], begin: float, seconds: float) -> Reading:
     """Samples the GPUs from `begin` (monotonic) on. Several (MIG instances) give one reading: means, and sums."""
-    looks: dict[str, list[TimedSample]] = {gpu.id: [] for gpu in gpus}
+    timed: dict[str, list[TimedSample]] = {gpu.id: [] for gpu in gpus}
     parts = max(1, round(seconds / EVERY_S))
     for part in range(parts + 1):
         sleep_until(begin + seconds * part / parts)
@@ -86,23 +86,23 @@ def read(sampler: Sampler, gauges: Gauges, gpus: Sequence[Gpu], begin: float, se
         for gpu in gpus:
             if gpu.id in samples:
                 energy_j = gauges.energy_j(gpu) if part in (0, parts) else None
-                looks[gpu.id].append(TimedSample(time.monotonic(), samples[gpu.id], energy_j, gauges.gpu_util(gpu)))
-    each = [summed_up(of_one) for of_one in looks.values()]
+                timed[gpu.id].append(TimedSample(time.monotonic(), samples[gpu.id], energy_j, gauges.gpu_util(gpu)))
+    each = [summed_up(of_one) for of_one in timed.values()]
     return each[0] if len(each) == 1 else _joined(each)
 
 
-def summed_up(looks: Sequence[TimedSample]) -> Reading:
+def summed_up(timed: Sequence[TimedSample]) -> Reading:
     """The first sample only marks the begin of the span."""
-    if len(looks) < 2:
+    if len(timed) < 2:
         return Reading()
-    later, last = looks[1:], looks[-1].sample
+    later, last = timed[1:], timed[-1].sample
     processes = last.processes or ()
     return Reading(
-        **{name: mean([getattr(look.sample.activity, name) for look in later]) for name in FRACTIONS},
-        gpu_util=mean([look.gpu_util for look in later]),
-        power_w=mean([look.sample.power_w for look in later]),
-        energy_j=spent_j(looks),
-        seconds=looks[-1].at - looks[0].at,
+        **{name: mean([getattr(one.sample.activity, name) for one in later]) for name in FRACTIONS},
+        gpu_util=mean([one.gpu_util for one in later]),
+        power_w=mean([one.sample.power_w for one in later]),
+        energy_j=spent_j(timed),
+        seconds=timed[-1].at - timed[0].at,
         memory_used_mib=last.memory_used_mib,
         memory_by_pid={process.pid: process.memory_mib for process in processes if process.memory_mib is not None},
     )
@@ -124,11 +124,11 @@ def mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def spent_j(looks: Sequence[TimedSample]) -> float | None:
+def spent_j(timed: Sequence[TimedSample]) -> float | None:
     """Energy by the counter, otherwise by power. A counter that decreased was reset, so its energy is unknown."""
-    first, last = looks[0].energy_j, looks[-1].energy_j
+    first, last = timed[0].energy_j, timed[-1].energy_j
     if first is None or last is None:
-        return integrated([(look.at, look.sample.power_w) for look in looks])
+        return integrated([(one.at, one.sample.power_w) for one in timed])
     return last - first if last >= first else None
 
 

@@ -2,7 +2,7 @@
 
 Each part writes its JSON file as soon as it is done: `tasks` and `exclusive` tasks.json, `oom` oom.json, `restart`
 restart.json. A part that fails is on record as such, and the next one runs. All of it ends within the limit; what that
-leaves no time for is said, and counts as not shown.
+leaves no time for is named, and counts as not shown.
 """
 
 from __future__ import annotations

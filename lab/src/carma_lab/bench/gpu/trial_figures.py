@@ -1,4 +1,4 @@
-"""The trial's sums. Pure: rows and looks in, figures out."""
+"""Sums of the trial, computed from rows and samples. Pure."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def expected_sm(rows: Sequence[dict[str, Any]], solo: dict[str, Solo], since: fl
 
 
 def held_against(
-    rows: Sequence[dict[str, Any]], looks: Sequence[dict[str, Any]], solo: dict[str, Solo], window_s: float
+    rows: Sequence[dict[str, Any]], samples: Sequence[dict[str, Any]], solo: dict[str, Solo], window_s: float
 ) -> dict[str, Any] | None:
     """The GPU's measured SM activity against what the tasks' own steps ask for, over the same windows."""
     pairs: list[tuple[float, float]] = []
-    for look in looks:
-        at, measured = look["at"], look["sm_active"]
+    for sample in samples:
+        at, measured = sample["at"], sample["sm_active"]
         expected = expected_sm(rows, solo, at - window_s, at)
         if measured is not None and expected:
             pairs.append((measured, expected))
     if not pairs:
         return None
     return {
-        "looks": len(pairs),
+        "samples": len(pairs),
         "measured_mean": statistics.fmean(measured for measured, _ in pairs),
         "expected_mean": statistics.fmean(expected for _, expected in pairs),
         "mean_absolute_difference": statistics.fmean(abs(measured - expected) for measured, expected in pairs),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from carma.wire.api_types import TaskView
-from carma_lab.bench.gpu.trial_server import NOT_VIRTUAL, Server, Stage, said, summary
+from carma_lab.bench.gpu.trial_server import NOT_VIRTUAL, Server, Stage, first, summary
 from carma_lab.bench.gpu.trial_shapes import BY_WORKLOAD, training
 from carma_lab.bench.gpu.trial_tasks import EXACT, IDLE_S
 
@@ -104,7 +104,7 @@ def _mps(server: Server, names: Sequence[str]) -> tuple[MpsProcess, ...]:
     """Finds the processes through the environment of the tasks, independently of CARMA's records."""
     pipes: set[str] = set()
     for name in names:
-        started = said(server.log(name), "started")
+        started = first(server.log(name), "started")
         pipe = _environ(started["pid"]).get(PIPE_VARIABLE) if started is not None else None
         if pipe is not None:
             pipes.add(pipe)

@@ -151,12 +151,12 @@ class Server(PrivateDaemon):
     def wait_for_line(self, names: Sequence[str], what: str, until: float) -> None:
         """Waits until each of those tasks has printed `what`; an error if one has ended or the time is over."""
         looked_at = time.monotonic()
-        while missing := [name for name in names if not said(self.log(name), what)]:
+        while missing := [name for name in names if not first(self.log(name), what)]:
             over = time.monotonic() > until
             if over or time.monotonic() - looked_at > TROUBLE_S:
                 looked_at = time.monotonic()
                 ended = {view.name for view in self.history()}.intersection(missing)
-                if over or (ended and not all(said(self.log(name), what) for name in ended)):
+                if over or (ended and not all(first(self.log(name), what) for name in ended)):
                     raise CarmaError(f"{', '.join(missing)} did not come to {what!r}: {self._troubles(missing)}")
             time.sleep(0.05)
 
@@ -176,8 +176,8 @@ class Server(PrivateDaemon):
 
     def _troubles(self, names: Sequence[str]) -> str:
         found = {view.name: view for view in (*self.queue(), *self.history())}
-        told = (f"{name} is {found[name].state} {found[name].reason}".strip() for name in names if name in found)
-        return "; ".join(told) or "they are not known"
+        states = (f"{name} is {found[name].state} {found[name].reason}".strip() for name in names if name in found)
+        return "; ".join(states) or "they are not known"
 
 
 def unfinished(queue: Sequence[TaskView], tasks: Sequence[int]) -> list[int]:
@@ -186,7 +186,7 @@ def unfinished(queue: Sequence[TaskView], tasks: Sequence[int]) -> list[int]:
     return [task for task in tasks if task in waiting]
 
 
-def said(lines: Sequence[Line], what: str) -> Line | None:
+def first(lines: Sequence[Line], what: str) -> Line | None:
     """The first line of that kind."""
     return next((line for line in lines if line["what"] == what), None)
 

@@ -190,7 +190,7 @@ def _grow(card: Card, options: argparse.Namespace, log: Log) -> None:
 
 
 def _since_go(path: str) -> float | None:
-    """Seconds since the trial said "go" by making that file."""
+    """Seconds since the trial made that file as the start signal."""
     try:
         return time.time() - os.stat(path).st_mtime
     except FileNotFoundError:

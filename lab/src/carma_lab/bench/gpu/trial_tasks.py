@@ -1,4 +1,5 @@
-"""Twenty mixed training tasks at once, then the same one after the other: what the records say, held against the truth.
+"""Twenty mixed training tasks at once, then the same tasks one after the other: the daemon's records compared with the
+truth.
 
 The truth is what each task wrote into its own log (steps, when, how much memory PyTorch reserved) and how busy each is
 known to keep the GPU when it runs alone. Gate and warm-up are off, because tasks of seconds would spend their lives
@@ -14,7 +15,7 @@ from typing import Any
 
 from carma.wire.api_types import GpuView, TaskView
 from carma_lab.bench.gpu.trial_figures import held_against, side_by_side
-from carma_lab.bench.gpu.trial_server import Line, Server, Stage, Tables, last, said, summary, unfinished
+from carma_lab.bench.gpu.trial_server import Line, Server, Stage, Tables, first, last, summary, unfinished
 from carma_lab.bench.gpu.trial_shapes import SHAPES, Solo, solos, training
 from carma_lab.bench.machine import cpu_s
 from carma_lab.bench.results_file import rounded
@@ -45,7 +46,7 @@ def exclusive(stage: Stage, shared: dict[str, Any]) -> dict[str, Any]:
         for row in alone["tasks"]
         if row["own"].get("steps_per_s") and (row["activity"] or {}).get("sm_active") is not None
     }
-    from_records = held_against(shared["tasks"], shared["looks"], solo, WINDOW_S)
+    from_records = held_against(shared["tasks"], shared["samples"], solo, WINDOW_S)
     return {
         **shared,
         "gpu_against_own_steps": {**shared["gpu_against_own_steps"], "by_exclusive_run": from_records},
@@ -86,7 +87,7 @@ def _measured(stage: Stage, server: Server) -> dict[str, Any]:
         server.submit(training(shape, virtual=options.virtual, scale=options.scale))
         for shape in SHAPES[: options.tasks]
     ]
-    looks = _looks(stage, server, ids)
+    samples = _samples(stage, server, ids)
     took_s, cost_s = time.monotonic() - began, cpu_s(server.pid) - spent_s
     after = server.gpus()
     views = sorted((view for view in server.history() if view.id in ids), key=lambda view: view.id)
@@ -100,12 +101,12 @@ def _measured(stage: Stage, server: Server) -> dict[str, Any]:
             "makespan_s": _makespan_s(ended),
             "energy_j": _risen(before, after),
             "energy_of_tasks_j": sum(row["energy_j"] or 0.0 for row in rows),
-            "daemon": {"cpu_percent": 100 * cost_s / took_s, "over_s": took_s, "looks": len(looks)},
+            "daemon": {"cpu_percent": 100 * cost_s / took_s, "over_s": took_s, "samples": len(samples)},
             "memory_beyond_reserved_mib": _beyond(rows),
-            "gpu_against_own_steps": {"by_table": held_against(rows, looks, solo, WINDOW_S)},
+            "gpu_against_own_steps": {"by_table": held_against(rows, samples, solo, WINDOW_S)},
             "sm_active_of_records_against_solo": _against_solo(rows, solo),
             "tasks": rows,
-            "looks": looks,
+            "samples": samples,
         }
     )
     stage.say(
@@ -115,14 +116,14 @@ def _measured(stage: Stage, server: Server) -> dict[str, Any]:
     return found
 
 
-def _looks(stage: Stage, server: Server, ids: Sequence[int]) -> list[dict[str, Any]]:
+def _samples(stage: Stage, server: Server, ids: Sequence[int]) -> list[dict[str, Any]]:
     """Samples of the GPUs until all tasks have ended or the time is over."""
-    looks = []
+    samples = []
     while (left := unfinished(server.queue(), ids)) and not stage.over:
-        looks.append(_look(server.gpus()))
+        samples.append(_sample(server.gpus()))
         stage.say(f"{len(ids) - len(left)} of {len(ids)} tasks ended", every_s=10.0)
         time.sleep(POLL_S)
-    return looks
+    return samples
 
 
 def _row(view: TaskView, lines: Sequence[Line]) -> dict[str, Any]:
@@ -143,7 +144,7 @@ def _row(view: TaskView, lines: Sequence[Line]) -> dict[str, Any]:
 
 def _own(view: TaskView, lines: Sequence[Line]) -> dict[str, Any]:
     """Figures from the task's own log. Times count from its start by the daemon; `progress` is (time of day, steps)."""
-    ready, end = said(lines, "ready"), last(lines, "steps", "trained")
+    ready, end = first(lines, "ready"), last(lines, "steps", "trained")
     if ready is None or end is None:
         return {}
     span_s = end["at"] - ready["at"]
@@ -159,7 +160,7 @@ def _own(view: TaskView, lines: Sequence[Line]) -> dict[str, Any]:
     }
 
 
-def _look(gpus: Sequence[GpuView]) -> dict[str, Any]:
+def _sample(gpus: Sequence[GpuView]) -> dict[str, Any]:
     """One sample while tasks run: means over all GPUs."""
 
     def mean(name: str) -> float | None:

@@ -57,7 +57,7 @@ def run(options: Options, *, interpreter: Interpreter | None = None, trials: Clo
 
 
 class Study:
-    """One comparison. All that the user got wrong is said before anything is run."""
+    """One comparison. Mistakes of the user are reported before anything is run."""
 
     def __init__(self, options: Options, interpreter: Interpreter | None, trials: ClosingTrials | None) -> None:
         self._options = options
@@ -162,8 +162,8 @@ def _gpu(wanted: str) -> Gpu:
 def _tell(number: int, total: int, found: Sequence[Row]) -> None:
     """One line a run: the main estimator's error, or why there is none."""
     row = found[0]
-    said = f"{100 * row.error:+.1f} %" if row.error is not None else f"refused: {row.refused}"
-    print(f"{number}/{total} {row.case} {said} ({row.took_s:.1f} s)", file=sys.stderr, flush=True)
+    result = f"{100 * row.error:+.1f} %" if row.error is not None else f"refused: {row.refused}"
+    print(f"{number}/{total} {row.case} {result} ({row.took_s:.1f} s)", file=sys.stderr, flush=True)
 
 
 def _show(comparison: written.Comparison) -> None:

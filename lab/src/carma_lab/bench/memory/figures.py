@@ -47,7 +47,7 @@ UNDER_BY = 0.05  # an estimate that is too small by more than this is the mistak
 
 
 class Row(Record, frozen=True, kw_only=True):
-    """What one estimator said of one measured run, in MiB: an estimate, or why there is none."""
+    """The answer of one estimator for one measured run, in MiB: an estimate, or the reason for none."""
 
     case: str
     family: str

@@ -1,4 +1,4 @@
-"""The 18 real models of the published evaluation: what was measured, and what each estimator said, in MiB.
+"""The 18 real models of the published evaluation: what was measured, and what each estimator predicted, in MiB.
 
 The figures are those of itu-rad/GPUMemNet (Results_plotter_for_paper/data.csv; GPUMemNet's are the upper edges of its
 bins), measured on an A100 of 40 GiB by nvidia-smi. Fake Tensor gave none for transformers. `measured_later_mib` is what
@@ -86,7 +86,7 @@ def errors(rows: Mapping[str, Row], others: Mapping[str, Mapping[str, Row]] | No
         "Fake Tensor": lambda one: one.fake_tensor_mib,
         "Horus": lambda one: one.horus_mib,
     }
-    found = (_off(name, said, against) for against in AGAINST for name, said in columns.items())
+    found = (_off(name, predicted, against) for against in AGAINST for name, predicted in columns.items())
     return tuple(off for off in found if off is not None)
 
 
@@ -94,8 +94,8 @@ def _said(answers: Mapping[str, Row]) -> Figure:
     return lambda one: answers[one.run.id].estimated_mib if one.run.id in answers else None
 
 
-def _off(name: str, said: Figure, against: str) -> Off | None:
-    both = ((said(one), AGAINST[against](one)) for one in PUBLISHED)
+def _off(name: str, predicted: Figure, against: str) -> Off | None:
+    both = ((predicted(one), AGAINST[against](one)) for one in PUBLISHED)
     pairs = [(estimated, measured) for estimated, measured in both if estimated is not None and measured is not None]
     if not pairs:
         return None

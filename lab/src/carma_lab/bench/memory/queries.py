@@ -150,7 +150,7 @@ def network_of(described: Described | NoEstimate) -> str:
 
 
 def row_of(run: Measured, answer: EstimatorAnswer, remembered_s: float) -> Row:
-    said = answer.said
+    result = answer.result
     row = Row(
         case=run.id,
         family=run.family,
@@ -160,14 +160,14 @@ def row_of(run: Measured, answer: EstimatorAnswer, remembered_s: float) -> Row:
         measured_reserved_mib=run.reserved_peak / MIB,
         measured_allocated_mib=run.allocated_peak / MIB,
     )
-    if isinstance(said, NoEstimate):
-        return replace(row, refused=said.reason)
+    if isinstance(result, NoEstimate):
+        return replace(row, refused=result.reason)
     return replace(
         row,
-        estimated_mib=float(said.footprint_mib),
-        bound_mib=None if said.level is None else float(said.upper_mib),
-        reserved_mib=None if said.reserved_mib is None else float(said.reserved_mib),
-        allocated_mib=None if said.allocated_mib is None else float(said.allocated_mib),
+        estimated_mib=float(result.footprint_mib),
+        bound_mib=None if result.level is None else float(result.upper_mib),
+        reserved_mib=None if result.reserved_mib is None else float(result.reserved_mib),
+        allocated_mib=None if result.allocated_mib is None else float(result.allocated_mib),
     )
 
 

@@ -27,9 +27,9 @@ _ASK = """
 import json, platform, sys
 sys.path.insert(0, sys.argv[1])
 import torch, transformers, models_vision
-said = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
-said["torchvision"] = models_vision.import_torchvision().__version__
-print(json.dumps(said | {"gpu": torch.cuda.is_available()}))
+facts = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
+facts["torchvision"] = models_vision.import_torchvision().__version__
+print(json.dumps(facts | {"gpu": torch.cuda.is_available()}))
 """
 
 
@@ -48,8 +48,8 @@ class Interpreter(Record, frozen=True, kw_only=True):
 
 def find_interpreter(wanted: str | None, *, with_gpu: bool = False) -> Interpreter:
     """`python3` where none is named."""
-    path, said = ask_interpreter(wanted, _ASK, (str(ZOO),), _HINT)
-    found = msgspec.convert({**said, "path": path}, Interpreter)
+    path, facts = ask_interpreter(wanted, _ASK, (str(ZOO),), _HINT)
+    found = msgspec.convert({**facts, "path": path}, Interpreter)
     if with_gpu and not found.gpu:
         raise no_gpu(found.torch, path)
     return found

@@ -82,19 +82,19 @@ def _curve_claims(part: str, curves: Any) -> Iterator[Claim]:
     ]
     above = [f"{name} on {trace}" for trace, name, is_below in verdicts if is_below is False]
     left = [f"{name} on {trace}" for trace, name, is_below in verdicts if is_below is None]
-    told = f"below {len(verdicts) - len(above) - len(left)} of {len(verdicts)} points"
-    told += f"; not below: {_few(above)}" if above else ""
-    told += f"; left of the curve: {_few(left)}" if left else ""
-    yield Claim(part, "goodput's curve (caps 1.1 to 2) lies below every baseline's point on each trace", told,
+    result = f"below {len(verdicts) - len(above) - len(left)} of {len(verdicts)} points"
+    result += f"; not below: {_few(above)}" if above else ""
+    result += f"; left of the curve: {_few(left)}" if left else ""
+    yield Claim(part, "goodput's curve (caps 1.1 to 2) lies below every baseline's point on each trace", result,
                  not above and not left)  # fmt: skip
 
 
 def _limits(part: Any) -> Iterator[Claim]:
     few = [row for row in part["rows"] if row["gpus"] == FEW_GPUS]
-    told = {row["trace"]: row["arrivals"] for row in few if row["trace"] in ARRIVALS}
-    aims = _named({name: ARRIVALS[name] for name in told}, 2)
-    yield Claim("limits", f"the bound by arrivals alone, 4 GPUs, within {SAME:g} of {aims}", _named(told, 3),
-                 all(abs(value - ARRIVALS[name]) <= SAME for name, value in told.items()))  # fmt: skip
+    result = {row["trace"]: row["arrivals"] for row in few if row["trace"] in ARRIVALS}
+    aims = _named({name: ARRIVALS[name] for name in result}, 2)
+    yield Claim("limits", f"the bound by arrivals alone, 4 GPUs, within {SAME:g} of {aims}", _named(result, 3),
+                 all(abs(value - ARRIVALS[name]) <= SAME for name, value in result.items()))  # fmt: skip
     for name in (GOODPUT, NO_CAP):
         for gpus in sorted({row["gpus"] for row in part["rows"]}):
             yield from _near_bound("limits", name, gpus, [row for row in part["rows"] if row["gpus"] == gpus])
@@ -124,8 +124,8 @@ def _within(
     """`broken`: those that cannot be judged by it, and so are not within."""
     worst = max(over, key=lambda trace: over[trace])
     within = sum(value <= NEAR_BOUND and trace not in (broken or ()) for trace, value in over.items())
-    told = f"{within} of {len(over)}; furthest: {worst}, {over[worst]:.2f} times"
-    return Claim(part, aim, told + more, within == len(over))
+    result = f"{within} of {len(over)}; furthest: {worst}, {over[worst]:.2f} times"
+    return Claim(part, aim, result + more, within == len(over))
 
 
 def _ahead(part: str, rows: Sequence[Any]) -> Iterator[Claim]:
@@ -137,21 +137,21 @@ def _ahead(part: str, rows: Sequence[Any]) -> Iterator[Claim]:
             if name not in (GOODPUT, NO_CAP) and one[field] <= row["policies"][GOODPUT][field]
         ]
         count = sum(name not in (GOODPUT, NO_CAP) for row in rows for name in row["policies"])
-        told = f"ahead in {count - len(behind)} of {count}" + (f"; behind: {_few(behind)}" if behind else "")
-        yield Claim(part, f"goodput ahead of every baseline on {words} completion", told, not behind)
+        result = f"ahead in {count - len(behind)} of {count}" + (f"; behind: {_few(behind)}" if behind else "")
+        yield Claim(part, f"goodput ahead of every baseline on {words} completion", result, not behind)
 
 
 def _seeds(part: Any) -> Iterator[Claim]:
     for group in part["groups"]:
         mean = group["variants"][GOODPUT]["mean"]
         where = f"{group['gpus']} GPUs, {part['seeds']} seeds"
-        told = f"{band(mean['makespan'])}, OOMs {mean['ooms']}"
+        result = f"{band(mean['makespan'])}, OOMs {mean['ooms']}"
         if group["gpus"] == FEW_GPUS:
-            yield Claim("seeds", f"goodput's makespan at most {MAKESPAN:g} at p95: {where}", told,
+            yield Claim("seeds", f"goodput's makespan at most {MAKESPAN:g} at p95: {where}", result,
                          mean["makespan"]["p95"] <= MAKESPAN)  # fmt: skip
             yield Claim("seeds", f"goodput's mean slowdown at most {SLOWDOWN:g} at p95: {where}",
                          band(mean["slowdown"]), mean["slowdown"]["p95"] <= SLOWDOWN)  # fmt: skip
-        yield Claim("seeds", f"goodput: no OOM with noise: {where}", told, mean["ooms"] == 0)
+        yield Claim("seeds", f"goodput: no OOM with noise: {where}", result, mean["ooms"] == 0)
 
 
 def _philly(part: Any) -> Iterator[Claim]:
@@ -181,9 +181,9 @@ def _speed(part: Any) -> Iterator[Claim]:
     if "philly" not in part:
         yield Claim("speed", f"the whole Philly trace within {WHOLE_S:g} s", "not run", None)
     for whole in part.get("philly", ()):
-        told = f"{whole['took_s']:.0f} s" if whole["whole"] else f"{whole['done']:,} tasks in {whole['took_s']:.0f} s"
+        result = f"{whole['took_s']:.0f} s" if whole["whole"] else f"{whole['done']:,} tasks in {whole['took_s']:.0f} s"
         yield Claim("speed", f"the Philly trace, {whole['tasks']:,} tasks, within {WHOLE_S:g} s: {whole['variant']}",
-                     told, whole["whole"] and whole["took_s"] <= WHOLE_S)  # fmt: skip
+                     result, whole["whole"] and whole["took_s"] <= WHOLE_S)  # fmt: skip
 
 
 def _at_most(part: str, what: str, value: float, most: float) -> Claim:

@@ -54,9 +54,9 @@ def _one(scope: Scope, trace: str, caps: Sequence[float], results: Results) -> d
 
 def _capped(trace: str, cap: float, one: Ratio, alone: Row, results: Results) -> dict[str, Any]:
     """A point of the curve, with the limit of runs that keep to its cap."""
-    told = None if cap >= NO_CAP else cap
-    limit_s = results.makespan_limit_s(Limit(trace, FEW_GPUS, told))
-    return {"cap": told, "bound": limit_s / alone.makespan_s, **_point(one)}
+    limit_cap = None if cap >= NO_CAP else cap
+    limit_s = results.makespan_limit_s(Limit(trace, FEW_GPUS, limit_cap))
+    return {"cap": limit_cap, "bound": limit_s / alone.makespan_s, **_point(one)}
 
 
 def _point(one: Ratio) -> dict[str, Any]:

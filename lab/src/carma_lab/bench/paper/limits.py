@@ -44,7 +44,7 @@ def philly(scope: Scope, results: Results, whole: Trace) -> dict[str, Any]:
     The public file is not part of this project. Jobs become tasks by class shares (carma_lab/traces/philly.py). Run
     times are the tasks', because a job of several days would be the makespan of a whole window under any policy.
     """
-    told: dict[str, Any] = {"load": workloads.LOAD, "windows": scope.windows, "trace": whole.source or whole.name}
+    result: dict[str, Any] = {"load": workloads.LOAD, "windows": scope.windows, "trace": whole.source or whole.name}
     sizes = []
     for gpus, tasks in scope.window_tasks:
         traces = workloads.windows(whole, scope.windows, tasks, gpus, scope.seed)
@@ -52,8 +52,8 @@ def philly(scope: Scope, results: Results, whole: Trace) -> dict[str, Any]:
         rows = beside([(name, gpus) for name in traces], compared, traces, scope.seed, results)
         sizes.append({"gpus": gpus, "tasks": tasks, "rows": rows})
         if gpus == FEW_GPUS:
-            told["curves"] = curves.curves(scope, scope.window_caps, traces, results)
-    return {**told, "sizes": sizes}
+            result["curves"] = curves.curves(scope, scope.window_caps, traces, results)
+    return {**result, "sizes": sizes}
 
 
 def beside(
@@ -119,12 +119,12 @@ def speed(scope: Scope, whole: Trace | None, say: Say) -> dict[str, Any]:
     for load in (LIGHT, workloads.LOAD):
         trace = workloads.generated(scope.speed_tasks, LARGE, scope.seed, load)
         rates += [_timed(variant, trace, LARGE, scope, say) | {"load": load} for variant in VARIANTS]
-    told: dict[str, Any] = {"published_tasks_per_s": PUBLISHED_TASKS_PER_S, "rates": rates, "limit_s": scope.limit_s}
+    result: dict[str, Any] = {"published_tasks_per_s": PUBLISHED_TASKS_PER_S, "rates": rates, "limit_s": scope.limit_s}
     if whole is not None:
-        told["philly"] = [_timed(variant, whole, LARGE, scope, say) for variant in VARIANTS]
+        result["philly"] = [_timed(variant, whole, LARGE, scope, say) for variant in VARIANTS]
     say(f"decisions on {', '.join(map(str, scope.growth))} GPUs")
-    told["decisions"] = msgspec.to_builtins(list(decisions.growth(REPEATS, scope.growth)))
-    return told
+    result["decisions"] = msgspec.to_builtins(list(decisions.growth(REPEATS, scope.growth)))
+    return result
 
 
 def _timed(variant: Variant, trace: Trace, gpus: int, scope: Scope, say: Say) -> dict[str, Any]:

@@ -24,9 +24,9 @@ def tables(part: Any) -> list[str]:
     groups: dict[str, list[Any]] = {}
     for one in part["variants"]:
         groups.setdefault(one["group"], []).append(one)
-    told = ["## Tables\n", f"{part['tasks']} tasks on {part['gpus']} GPUs; geometric means over the traces.\n"]
+    lines = ["## Tables\n", f"{part['tasks']} tasks on {part['gpus']} GPUs; geometric means over the traces.\n"]
     if "published" in groups:
-        told += [
+        lines += [
             "### Compared with the published figures\n",
             "As near to the published rules as settings go: in the strict order of arrival, as many on a GPU as fit. "
             "*Ours / published*.\n",
@@ -41,8 +41,8 @@ def tables(part: Any) -> list[str]:
     }
     for group, title in titles.items():
         if group in groups:
-            told += [title + "\n", _variants(groups[group])]
-    return [*told, "![Bars](paper-bars.png)\n"]
+            lines += [title + "\n", _variants(groups[group])]
+    return [*lines, "![Bars](paper-bars.png)\n"]
 
 
 def _beside(rows: Sequence[Any]) -> str:
@@ -174,7 +174,7 @@ def _capped_lines(rows: Sequence[Any]) -> list[tuple[str, ...]]:
 
 
 def seeds(part: Any) -> list[str]:
-    told = ["## Seeds\n", f"{part['seeds']} seeds, true rates spread as measured (`--noise {part['noise']:g}`). "
+    lines = ["## Seeds\n", f"{part['seeds']} seeds, true rates spread as measured (`--noise {part['noise']:g}`). "
             "Makespan: mean (p5 to p95); then mean slowdown; OOMs in all seeds.\n"]  # fmt: skip
     for group in part["groups"]:
         rows = [
@@ -183,18 +183,18 @@ def seeds(part: Any) -> list[str]:
             for name, one in group["variants"].items()
         ]  # fmt: skip
         titles = ("variant", *(f"`{name}`" for name in group["traces"]), "all", "slowdown", "OOMs")
-        told += [f"### {group['gpus']} GPUs\n", table(titles, rows)]
-    return [*told, "![Bands](paper-seeds.png)\n"]
+        lines += [f"### {group['gpus']} GPUs\n", table(titles, rows)]
+    return [*lines, "![Bands](paper-seeds.png)\n"]
 
 
 def philly(part: Any) -> list[str]:
-    told = ["## Philly\n", f"{part['windows']} windows of the public trace, each at a rate at which work comes "
+    lines = ["## Philly\n", f"{part['windows']} windows of the public trace, each at a rate at which work comes "
             f"{part['load']:g} times as fast as the GPUs do it one task each.\n"]  # fmt: skip
     for size in part["sizes"]:
-        told += [f"### {size['gpus']} GPUs, {size['tasks']} tasks each\n", _limit_table(size["rows"])]
+        lines += [f"### {size['gpus']} GPUs, {size['tasks']} tasks each\n", _limit_table(size["rows"])]
     if "curves" in part:
-        told += ["### Curve over the slowdown cap\n", _curve_table(part["curves"]), _below_table(part["curves"])]
-    return [*told, "![Windows](paper-philly.png)\n"]
+        lines += ["### Curve over the slowdown cap\n", _curve_table(part["curves"]), _below_table(part["curves"])]
+    return [*lines, "![Windows](paper-philly.png)\n"]
 
 
 def speed(part: Any) -> list[str]:
@@ -236,15 +236,15 @@ def write(out: Path, found: Mapping[str, Any]) -> Path:
 
 def text(found: Mapping[str, Any]) -> str:
     parts = found["parts"]
-    told = [HEAD]
+    lines = [HEAD]
     if found["quick"]:
-        told.append("**A quick run**: few cases, to see that it works. No figure here means much.\n")
+        lines.append("**A quick run**: few cases, to see that it works. No figure here means much.\n")
     aims = [(one["aim"], one["found"], VERDICTS[one["met"]]) for one in found["claims"]]
-    told += [_made(parts), *_mixed(parts), "## Aims\n", table(("aim", "found", ""), aims)]
+    lines += [_made(parts), *_mixed(parts), "## Aims\n", table(("aim", "found", ""), aims)]
     for part in PARTS:
         if part in parts:
-            told += MAKERS[part](parts[part])
-    return "\n".join(told)
+            lines += MAKERS[part](parts[part])
+    return "\n".join(lines)
 
 
 def _made(parts: Mapping[str, Any]) -> str:

@@ -71,7 +71,7 @@ def work(scope: Scope, results: Results) -> dict[str, Any]:
 
 def _told(variant: Variant, group: str, traces: dict[str, Ratio], tasks: int) -> dict[str, Any]:
     mean, theirs = over_traces(traces.values()), PUBLISHED.get(variant.name) if group == "published" else None
-    told = {
+    parts = {
         "name": variant.name,
         "group": group,
         "about": variant.about,
@@ -84,12 +84,12 @@ def _told(variant: Variant, group: str, traces: dict[str, Ratio], tasks: int) ->
         "mean": msgspec.to_builtins(mean),
     }
     if theirs is not None:
-        told |= {
+        parts |= {
             "published": msgspec.to_builtins(theirs),
             "off": _off(mean, theirs),
             "why": why(variant.name, mean, traces, tasks),
         }
-    return told
+    return parts
 
 
 def _off(mean: Ratio, theirs: Published) -> dict[str, float]:
@@ -101,11 +101,11 @@ def _off(mean: Ratio, theirs: Published) -> dict[str, float]:
 
 def why(name: str, mean: Ratio, traces: Mapping[str, Ratio], tasks: int) -> str:
     theirs = PUBLISHED[name]
-    told = []
+    parts = []
     if abs(mean.makespan - theirs.makespan) > NEAR:
         heavy = traces["heavy"].makespan if "heavy" in traces else mean.makespan
-        told.append(TABLE["reasons"].get(name, "not known").format(heavy=heavy))
+        parts.append(TABLE["reasons"].get(name, "not known").format(heavy=heavy))
     expected = None if theirs.ooms is None else theirs.ooms * tasks / TASKS
     if expected is not None and abs(mean.ooms - expected) >= MANY:
-        told.append(f"OOMs: {mean.ooms} in {tasks} tasks, {expected:.0f} would be as many as theirs; not known")
-    return "; ".join(told)
+        parts.append(f"OOMs: {mean.ooms} in {tasks} tasks, {expected:.0f} would be as many as theirs; not known")
+    return "; ".join(parts)

@@ -47,19 +47,19 @@ def _group(
 ) -> dict[str, Any]:
     """Exclusive GPUs share nothing, so they need no seeds."""
     alone = {trace: results.row(Case(EXCLUSIVE, trace, gpus, scope.seed)) for trace in traces}
-    told = {}
+    by_variant = {}
     for variant in variants:
         found = {
             trace: [ratio(results.row(Case(variant, trace, gpus, seed, NOISE)), alone[trace]) for seed in seeds]
             for trace in traces
         }
         overall = [_over([found[trace][place] for trace in traces]) for place in range(len(seeds))]
-        told[variant.name] = {
+        by_variant[variant.name] = {
             "traces": {trace: _bands(ratios) for trace, ratios in found.items()},
             "mean": {"makespan": _band([one[0] for one in overall]), "slowdown": _band([one[1] for one in overall]),
                      "ooms": sum(one.ooms for ratios in found.values() for one in ratios)},
         }  # fmt: skip
-    return {"gpus": gpus, "traces": list(traces), "variants": told}
+    return {"gpus": gpus, "traces": list(traces), "variants": by_variant}
 
 
 def _over(ratios: Sequence[Ratio]) -> tuple[float, float]:

@@ -104,12 +104,12 @@ def _run(unfinished, command):
     environment = {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", "PYTHONPATH")}
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
-        said, code = done.stderr.splitlines(), done.returncode
+        output, code = done.stderr.splitlines(), done.returncode
     except OSError as error:
-        said, code = [str(error)], 1
+        output, code = [str(error)], 1
     if code:
         os.unlink(unfinished)
-        lines = [line for line in said if "error" in line] or said or [f"{command[0]} ended with code {code}"]
+        lines = [line for line in output if "error" in line] or output or [f"{command[0]} ended with code {code}"]
         raise CannotBuild(f"CARMA's C++ part does not compile against this torch: {lines[0]}")
 
 
