@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Self
 
 import msgspec
 
@@ -32,13 +33,14 @@ _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class PrivateSettings(Record, frozen=True, kw_only=True):
-    """`settings` is written to the settings file of the daemon."""
+    """`settings` is written to the settings file of the daemon. `pairs` are settings as `carma up --set` takes them."""
 
     policy: str = "magm"
     gpus: int = 4  # virtual GPUs; 0: those of the machine
     gpu_memory_mib: int = 40_960
     speed: float = 1.0
     settings: dict[str, dict[str, object]] = {}
+    pairs: dict[str, str] = {}
 
 
 class PrivateDaemon:
@@ -49,7 +51,7 @@ class PrivateDaemon:
         self._keep = keep
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> PrivateDaemon:
+    def __enter__(self) -> Self:
         # A short path under /tmp, because the path of a Unix socket has at most 107 bytes.
         self.home = Path(tempfile.mkdtemp(prefix="carma-", dir="/tmp" if os.path.isdir("/tmp") else None))
         self.work = self.home / "work"
@@ -89,7 +91,7 @@ class PrivateDaemon:
 
     def restart(self, settings: PrivateSettings) -> None:
         """End the daemon, cancel its tasks, and start another one in the same home, with its history."""
-        self._end()
+        self.stop()
         self._settings = settings
         self.start()
 
@@ -111,6 +113,7 @@ class PrivateDaemon:
             *(sys.executable, "-m", "carma", "up"),
             *(virtual if wanted.gpus else ()),
             *("--policy", wanted.policy),
+            *(f"--set={name}={value}" for name, value in wanted.pairs.items()),
         ]
 
     def _answers(self) -> bool:
@@ -132,12 +135,13 @@ class PrivateDaemon:
     def close(self) -> None:
         """End the daemon and its tasks and remove the directory. Idempotent; Ctrl-C cannot interrupt it."""
         with handling_ends(signal.SIG_IGN):
-            self._end()
+            self.stop()
             kill_strays(self.home)
             if not self._keep:
                 shutil.rmtree(self.home, ignore_errors=True)
 
-    def _end(self) -> None:
+    def stop(self) -> None:
+        """End the daemon and cancel its tasks. The home stays."""
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(CarmaError, OSError), Client(self.socket, timeout_s=STOP_LIMIT_S) as client:
                 client.shutdown(cancel_running=True)

@@ -11,12 +11,13 @@ from typing import Any
 import click
 
 from carma.cli import parsers as parse
-from carma.cli.option_types import Function, Parsed, names, number, whole
+from carma.cli.option_types import Function, Parsed, names, number, read_pairs, whole
 from carma.cli.verb import Renamed, Verb, VerbGroup
 
-# Equal to bench/paper/variants.py and bench/gpu/trial*.py, which are imported only when used.
+# Equal to bench/paper/variants.py, bench/gpu/trial*.py and bench/trace/study.py, which are imported only when used.
 PAPER_PARTS = ("tables", "curves", "limits", "seeds", "philly", "speed")
 PARTS = ("tasks", "oom", "restart", "exclusive")
+TRACE_RUNS = ("alone", "exclusive", "magm", "default", "default:known", "none")
 RUNGS = ("mps", "framework", "watchdog", "nothing", "watchdog-jump", "mps-jump")
 FIGURES = "File for the figures (JSON); - for standard output."
 LONGEST_S = 604_800.0  # a week
@@ -210,6 +211,44 @@ def gpu() -> None:
 
     Driven by the command line, as a user would. Fails if a guarantee is broken, or if the time was too short to show
     it.
+    """
+
+
+@_study(
+    "trace",
+    "trace.study",
+    (
+        "carma bench trace --out trace --limit 9m\n"
+        "carma bench trace --out trace --resume --only default:known,none --limit 9m\n"
+        "carma bench trace --virtual --tasks 3 --seconds 2 --span 2 --out try"
+    ),
+)
+@click.option("--out", metavar="DIR", default=".", help="Directory of trace.json, homes and runs (default: .).")
+@click.option("--trace", type=click.Choice(["t1", "t2", "mix", "heavy"]), default="t1", help="Arrivals (t1).")
+@click.option("--tasks", type=whole(1, 16), default=16, help="Number of tasks (16).")
+@click.option("--span", "span_s", type=number(0, 86_400), default=60.0, help="Seconds until the last arrival (60).")
+@click.option("--seconds", type=number(1, 3600), default=50.0, help="Duration of a task alone, in seconds (50).")
+@click.option("--seed", type=whole(0), default=1, help="Seed of the order of the tasks (1).")
+@click.option(
+    "--only", type=NAMES, default=TRACE_RUNS,
+    help=f"Runs: alone, none (no manager), POLICY or POLICY:known ({','.join(TRACE_RUNS)}).",
+)  # fmt: skip
+@click.option("--repeat", type=whole(1, 100), default=1, help="Number of runs of each policy (1).")
+@click.option("--parts", type=whole(1, 16), default=1, help="Number of parts of a run under exclusive (1).")
+@click.option(
+    "--set", "settings", multiple=True, callback=read_pairs, metavar="NAME=VALUE",
+    help="A setting of the daemon (repeatable).",
+)  # fmt: skip
+@_limit
+@click.option("--resume", is_flag=True, help="Make the runs that are missing in DIR.")
+@click.option("--virtual", is_flag=True, help="Use a virtual GPU and stand-ins for the scripts.")
+@click.option("--redraw", is_flag=True, help="Table of the results in DIR; measure nothing.")
+def trace() -> None:
+    """Training scripts that arrive as in a trace, per policy.
+
+    Sixteen scripts through a private daemon under each policy, with a fresh or a known home, and without a manager:
+    makespan, completion, slowdown relative to each script alone, OOMs, activity, memory and energy. Exits with 1 if
+    runs are missing when the time is over; --resume makes them. Needs a GPU without other work, torch and transformers.
     """
 
 

@@ -184,8 +184,8 @@ class Study:
         }
 
 
-def check_torch(hint: str) -> None:
-    missing = [name for name in ("torch", "torchvision") if importlib.util.find_spec(name) is None]
+def check_torch(hint: str, packages: Sequence[str] = ("torch", "torchvision")) -> None:
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         what = f"The tasks are real models, and {' and '.join(missing)} cannot be imported by {sys.executable}."
         raise Refused(what, hint)

@@ -1,0 +1,156 @@
+"""The results file of `carma bench trace`, which is complete at every moment.
+
+One record for each task alone and one for each run of a policy. A record is added when its run is complete, so a
+measurement can be split into pieces, on one machine after another: each record names where it was made.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from carma import __version__
+from carma.core.model.values import Record
+from carma.errors import Usage
+from carma_lab.bench.results_file import write
+from carma_lab.bench.trace.tasks import Task
+
+FILE = "trace.json"
+NO_MANAGER = "none"  # every task is started when it arrives, by hand
+FRESH, KNOWN = "fresh", "known"
+
+
+class Place(Record, frozen=True, kw_only=True):
+    """Where and when a record was made."""
+
+    gpu: str
+    driver: str
+    date: str
+    carma: str = __version__
+
+
+class Shown(Record, frozen=True, kw_only=True):
+    """What the GPUs showed over a run: means over time and GPUs; power and energy of all GPUs. None: not measured."""
+
+    seconds: float
+    energy_j: float | None = None
+    power_w: float | None = None
+    sm_active: float | None = None
+    sm_occupancy: float | None = None
+    dram_active: float | None = None
+    gpu_util: float | None = None
+    memory_mib: float | None = None
+    memory_max_mib: int | None = None
+
+
+class Alone(Record, frozen=True, kw_only=True):
+    """A task alone on the GPU, without a manager."""
+
+    name: str
+    ran_s: float
+    trained_s: float | None
+    shown: Shown
+    place: Place
+
+
+class TaskRow(Record, frozen=True, kw_only=True):
+    """A task of a run. Times count from the first arrival. `ran_s` is the time of its last attempt."""
+
+    name: str
+    arrival_s: float
+    started_s: float | None
+    ended_s: float
+    ran_s: float | None
+    trained_s: float | None
+    outcome: str
+    attempts: int
+    ooms: int
+    memory_mib: int | None = None  # observed by the daemon
+
+    @property
+    def completion_s(self) -> float:
+        return self.ended_s - self.arrival_s
+
+
+class TraceRun(Record, frozen=True, kw_only=True):
+    """A complete run, or a part of one under `exclusive`. `settings` are those that are not shipped defaults."""
+
+    policy: str
+    home: str
+    settings: dict[str, str] = {}
+    repetition: int = 1
+    part: int = 1
+    parts: int = 1
+    makespan_s: float
+    shown: Shown
+    tasks: tuple[TaskRow, ...]
+    place: Place
+
+    @property
+    def case(self) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+        """What is repeated."""
+        return self.policy, self.home, tuple(sorted(self.settings.items()))
+
+
+class Plan(Record, frozen=True, kw_only=True):
+    """The work, equal for all runs of a file."""
+
+    trace: str
+    span_s: float
+    seconds: float
+    seed: int
+    virtual: bool
+    tasks: tuple[Task, ...]
+
+
+class Results(msgspec.Struct, kw_only=True):
+    command: str
+    machine: dict[str, Any]
+    torch: str | None
+    energy_from: str | None
+    plan: Plan
+    alone: list[Alone] = []
+    runs: list[TraceRun] = []
+
+    def alone_s(self) -> dict[str, float]:
+        """Duration of each task alone: its own record, else the mean of its runs under `exclusive`."""
+        found = {one.name: one.ran_s for one in self.alone}
+        for task in self.plan.tasks:
+            ran = [
+                row.ran_s
+                for run in self.runs
+                if run.policy == "exclusive"
+                for row in run.tasks
+                if row.name == task.name and row.outcome == "succeeded" and row.ran_s is not None
+            ]
+            if ran and task.name not in found:
+                found[task.name] = sum(ran) / len(ran)
+        return found
+
+    def has(self, policy: str, home: str, settings: dict[str, str], repetition: int, part: int, parts: int) -> bool:
+        wanted = (policy, home, settings, repetition, part, parts)
+        return any(
+            (run.policy, run.home, run.settings, run.repetition, run.part, run.parts) == wanted for run in self.runs
+        )
+
+
+def read(folder: Path) -> Results:
+    path = folder / FILE
+    try:
+        members = json.loads(path.read_text(encoding="utf-8"))
+        members.pop("results", None)  # worked out from the others
+        return msgspec.convert(members, Results)
+    except (OSError, ValueError) as error:
+        raise Usage(f"{path} is not a file of carma bench trace: {error}", "Name the directory with --out.") from error
+
+
+def save(results: Results, folder: Path, summary: list[dict[str, Any]]) -> None:
+    write({**msgspec.to_builtins(results), "results": summary}, folder / FILE)
+
+
+def today() -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime())
