@@ -1,4 +1,4 @@
-"""Records runs of a private daemon and judges the simulator by them, for `fidelity_virtual` and `fidelity_gpu`."""
+"""Records runs of a private daemon and judges the simulator by them, for `fidelity_virtual`."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def judge_all(out: Path, runs: Mapping[str, Path]) -> None:
 
 
 def parser(description: str, option: str, runs: Iterable[str], tasks: int) -> argparse.ArgumentParser:
-    """The options of both programs. `option` selects the runs."""
+    """The options. `option` selects the runs."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--out", type=Path, required=True, help="directory of the runs and the judgements")
     help_runs = "names of runs, separated by commas; the first gives the solo times"

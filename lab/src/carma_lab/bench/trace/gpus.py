@@ -152,7 +152,7 @@ class VirtualGpus:
         return Place(gpu="virtual", driver="", date=today())
 
     def energy_from(self) -> str | None:
-        return FROM_COUNTER
+        return "the virtual GPU's counter"
 
     @contextmanager
     def outside(self, _mechanism: str, /) -> Iterator[Outside]:

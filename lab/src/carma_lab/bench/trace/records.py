@@ -6,7 +6,6 @@ measurement can be split into pieces, on one machine after another: each record 
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -107,7 +106,7 @@ class Plan(Record, frozen=True, kw_only=True):
     tasks: tuple[Task, ...]
 
 
-class Results(msgspec.Struct, kw_only=True):
+class Results(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     command: str
     machine: dict[str, Any]
     torch: str | None
@@ -141,7 +140,7 @@ class Results(msgspec.Struct, kw_only=True):
 def read(folder: Path) -> Results:
     path = folder / FILE
     try:
-        members = json.loads(path.read_text(encoding="utf-8"))
+        members = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         members.pop("results", None)  # worked out from the others
         return msgspec.convert(members, Results)
     except (OSError, ValueError) as error:
