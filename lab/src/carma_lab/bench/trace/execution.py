@@ -209,7 +209,7 @@ def managed(daemon: PrivateDaemon, tasks: Sequence[Task], gpus: Gpus, until: flo
         shown = meter.shown()
     views = [client.task(task) for task in ids]
     rows = tuple(_row(task, view, start_at) for task, view in zip(tasks, views, strict=True))
-    return Measured(max(row.ended_s for row in rows), shown, rows, recorded(client, start_at - 1.0))
+    return Measured(max(row.ended_s for row in rows), shown, rows, recorded(client, start_at))
 
 
 def _submit(daemon: PrivateDaemon, task: Task, gpus: Gpus) -> tuple[int, ...]:
