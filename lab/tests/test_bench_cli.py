@@ -14,6 +14,8 @@ from carma_lab.bench import soak
 from carma_lab.bench.crash import study as crash
 from carma_lab.bench.gpu import collocation, interference, trial, trial_oom
 from carma_lab.bench.gpu import environment as lab
+from carma_lab.bench.trace import gpus as trace_gpus
+from carma_lab.bench.trace import study as trace
 from carma_lab.cli import bench
 
 
@@ -25,7 +27,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         options.append(given)
         return 0
 
-    for study in (collocation, interference, trial, samplerbench, crash, soak):
+    for study in (collocation, interference, trial, samplerbench, crash, soak, trace):
         monkeypatch.setattr(study, "run", run)
     return options
 
@@ -37,7 +39,8 @@ def test_flags_left_out_are_the_studies_own_defaults(called: list[Any]) -> None:
     assert main(["bench", "sampler"]) == 0
     assert main(["bench", "crash"]) == 0
     assert main(["bench", "soak"]) == 0
-    private = [crash.Options(), soak.Options()]
+    assert main(["bench", "trace"]) == 0
+    private = [crash.Options(), soak.Options(), trace.Options()]
     assert called == [interference.Options(), collocation.Options(), trial.Options(), samplerbench.Options(), *private]
 
 
@@ -51,6 +54,10 @@ def test_flags_reach_the_study(called: list[Any]) -> None:
     main(["bench", "sampler", "--seconds", "5", "--gpus", "2", "--out", "-"])
     main(["bench", "crash", "--kills", "30", "--seed", "7", "--restores", "2", "--out", "c.json"])
     main(["bench", "soak", "--tasks", "300", "--retention", "9", "--out", "-"])
+    words = "bench trace --out there --trace heavy --tasks 4 --span 30 --seconds 20 --seed 3 --only alone,goodput:known"
+    more = "--repeat 2 --parts 2 --set gate.enabled=no --limit 9m --resume --virtual"
+    main([*words.split(), *more.split()])
+    main(["bench", "trace", "--redraw"])
     assert called == [
         interference.Options(
             mechanism="timeslice",
@@ -77,12 +84,29 @@ def test_flags_reach_the_study(called: list[Any]) -> None:
         samplerbench.Options(seconds=5.0, gpus=2, json="-"),
         crash.Options(kills=30, seed=7, restores=2, json="c.json"),
         soak.Options(tasks=300, retention_s=9.0, json="-"),
+        trace.Options(
+            out="there",
+            trace="heavy",
+            tasks=4,
+            span_s=30.0,
+            seconds=20.0,
+            seed=3,
+            only=("alone", "goodput:known"),
+            repeat=2,
+            parts=2,
+            settings={"gate.enabled": "no"},
+            limit_s=540.0,
+            resume=True,
+            virtual=True,
+        ),
+        trace.Options(redraw=True),
     ]
 
 
 def test_the_parts_and_rungs_of_the_trial_are_those_that_it_has() -> None:
     assert bench.PARTS == trial.PARTS
     assert tuple(rung.name for rung in trial_oom.RUNGS) == bench.RUNGS
+    assert bench.TRACE_RUNS == trace.CASES
 
 
 @pytest.mark.parametrize("percent", ["0", "100", "half", "25;50", "-5", "2.5"])
@@ -103,7 +127,7 @@ def test_an_unknown_part_is_an_error(called: list[Any], capsys: pytest.CaptureFi
     "flag",
     [
         *("gpu --scale", "gpu --limit", "sampler --seconds", "interference --seconds", "interference --limit"),
-        *("collocation --seconds", "collocation --limit"),
+        *("collocation --seconds", "collocation --limit", "trace --seconds", "trace --limit"),
     ],
 )
 def test_an_invalid_number_is_an_error(
@@ -117,14 +141,14 @@ def test_an_invalid_number_is_an_error(
     assert called == []
 
 
-@pytest.mark.parametrize("verb", ["interference", "collocation", "sampler", "gpu"])
+@pytest.mark.parametrize("verb", ["interference", "collocation", "sampler", "gpu", "trace"])
 def test_without_a_gpu_the_exit_code_is_that_of_the_error_and_the_hint_helps(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def none(*_: object, **__: object) -> Any:
         raise NoGpus("No GPU here.", "Try virtual ones.")
 
-    for module in (lab, trial):
+    for module in (lab, trial, trace_gpus):
         monkeypatch.setattr(module, "open_nvml", none)
     monkeypatch.setattr(samplerbench, "load_nvml", none)
     monkeypatch.chdir(tmp_path)

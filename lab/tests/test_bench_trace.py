@@ -56,7 +56,6 @@ def test_a_script_trains_two_steps_on_the_cpu(
 ) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    assert any(row.script == script.name for row in TABLE.values()), "a script that is no task"
     monkeypatch.setattr(sys, "argv", [script.name, "--device", "cpu", "--tiny", "--steps", "2"])
     runpy.run_path(str(script), run_name="__main__")
     assert [steps for steps, _ in progress(capsys.readouterr().out)] == [1, 2]
@@ -72,6 +71,7 @@ def test_the_classes_of_the_scripts_have_the_published_shares() -> None:
     found = Counter(row.kind for row in TABLE.values())
     assert tuple(found[kind] for kind in CLASSES) == split(Shares(), len(TABLE))
     assert len(TABLE) >= 16
+    assert {row.script for row in TABLE.values()} == {path.name for path in SCRIPTS.glob("*.py")}
     assert len({(row.script, row.arguments) for row in TABLE.values()}) == len(TABLE)
 
 
@@ -114,6 +114,8 @@ def test_parts_are_consecutive_and_complete() -> None:
     first, second = parts_of(tasks, 2)
     assert first + second == tasks
     assert abs(len(first) - len(second)) == 1
+    later = study._less([replace(tasks[0], arrival_s=at) for at in (5.0, 20.0)], 12.0)
+    assert [task.arrival_s for task in later] == [0.0, 8.0], "the first had arrived before"
 
 
 # ---- what is worked out of the runs

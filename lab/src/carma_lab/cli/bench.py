@@ -227,7 +227,7 @@ def gpu() -> None:
 @click.option("--trace", type=click.Choice(["t1", "t2", "mix", "heavy"]), default="t1", help="Arrivals (t1).")
 @click.option("--tasks", type=whole(1, 16), default=16, help="Number of tasks (16).")
 @click.option("--span", "span_s", type=number(0, 86_400), default=60.0, help="Seconds until the last arrival (60).")
-@click.option("--seconds", type=number(1, 3600), default=50.0, help="Duration of a task alone, in seconds (50).")
+@click.option("--seconds", type=number(1, 3600), default=48.0, help="Duration of a task alone, in seconds (48).")
 @click.option("--seed", type=whole(0), default=1, help="Seed of the order of the tasks (1).")
 @click.option(
     "--only", type=NAMES, default=TRACE_RUNS,

@@ -196,6 +196,7 @@ def daemon_of(policy: str, pairs: dict[str, str], gpus: Gpus, home: Path | None)
 def managed(daemon: PrivateDaemon, tasks: Sequence[Task], gpus: Gpus, until: float) -> Measured:
     """All tasks through the daemon, submitted when they arrive."""
     client = daemon.client
+    time.sleep(gpus.rest_s)
     began, start_at, ids = time.monotonic(), client.server().now, list[int]()
 
     def done() -> bool:

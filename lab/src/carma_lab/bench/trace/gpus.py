@@ -98,6 +98,7 @@ class Gpus(Protocol):
     virtual: bool
     count: int
     daemon_gpus: int  # as the daemon takes it: 0 for real ones
+    rest_s: float  # of a new daemon without tasks: it measures the idle power, to which the energy of tasks refers
 
     def place(self) -> Place: ...
     def energy_from(self) -> str | None: ...
@@ -108,6 +109,7 @@ class Gpus(Protocol):
 class RealGpus:
     virtual = False
     daemon_gpus = 0
+    rest_s = 4.0
 
     def __init__(self) -> None:
         with contextlib.closing(open_nvml()) as sampler:  # an error says at once that there is none
@@ -147,6 +149,7 @@ class VirtualGpus:
 
     virtual = True
     count = daemon_gpus = 1
+    rest_s = 0.0
 
     def place(self) -> Place:
         return Place(gpu="virtual", driver="", date=today())
