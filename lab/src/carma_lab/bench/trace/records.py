@@ -7,16 +7,20 @@ measurement can be split into pieces, on one machine after another: each record 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from carma import __version__
 from carma.core.model.values import Record
 from carma.errors import Usage
 from carma_lab.bench.results_file import write
 from carma_lab.bench.trace.tasks import Task
+from carma_lab.runs.figures import Ran, figures
+from carma_lab.runs.record import Run
 
 FILE = "trace.json"
 NO_MANAGER = "none"  # every task is started when it arrives, by hand
@@ -135,6 +139,44 @@ class Results(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return any(
             (run.policy, run.home, run.settings, run.repetition, run.part, run.parts) == wanted for run in self.runs
         )
+
+
+GPU_MEANS = ("sm_active_mean", "sm_occupancy_mean", "dram_active_mean", "memory_mib_mean", "power_w_mean")
+
+
+def joined(first: Run, second: Run, by_s: float, arrivals: Sequence[float]) -> Run:
+    """The recorded runs of two parts as one. The second began `by_s` after the first; its tasks arrived at `arrivals`."""
+    last = max(task.task for task in first.tasks)
+    later = [
+        replace(
+            task,
+            task=task.task + last,
+            arrival_s=arrival,
+            ended_s=task.ended_s + by_s,
+            attempts=tuple(_shifted(one, by_s) for one in task.attempts),
+        )
+        for task, arrival in zip(second.tasks, arrivals, strict=True)
+    ]
+    tasks, both = (*first.tasks, *later), (first.figures, second.figures)
+    energies = [one.energy_j for one in both]
+    means = {name: weighted([(getattr(one, name), one.makespan_s) for one in both]) for name in GPU_MEANS}
+    made = figures(
+        tasks, took_s=None, energy_j=None if None in energies else sum(one or 0.0 for one in energies), **means
+    )
+    return replace(first, tasks=tasks, figures=made)
+
+
+def _shifted(one: Ran, by_s: float) -> Ran:
+    started_at = None if one.started_at is None else one.started_at + by_s
+    return replace(one, placed_at=one.placed_at + by_s, started_at=started_at, ended_at=one.ended_at + by_s)
+
+
+def weighted(values: Sequence[tuple[float | None, float]]) -> float | None:
+    """Mean of values with their weights; None if one is not known."""
+    known = [(value, weight) for value, weight in values if value is not None]
+    if len(known) < len(values):
+        return None
+    return sum(value * weight for value, weight in known) / sum(weight for _, weight in known)
 
 
 def read(folder: Path) -> Results:

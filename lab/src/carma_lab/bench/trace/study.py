@@ -31,9 +31,10 @@ from carma_lab.bench.results_file import command_of, print_table, say
 from carma_lab.bench.trace import execution, summary
 from carma_lab.bench.trace.execution import CutOff, Measured
 from carma_lab.bench.trace.gpus import Gpus, RealGpus, VirtualGpus
-from carma_lab.bench.trace.records import FILE, FRESH, KNOWN, NO_MANAGER, Plan, Results, TraceRun, read, save
+from carma_lab.bench.trace.records import FILE, FRESH, KNOWN, NO_MANAGER, Plan, Results, TraceRun, joined, read, save
 from carma_lab.bench.trace.tasks import TABLE, Task, parts_of, planned
 from carma_lab.runs import record
+from carma_lab.runs.record import Run
 
 ALONE, DEFAULT = "alone", "default"
 CASES = (ALONE, "exclusive", "magm", DEFAULT, f"{DEFAULT}:{KNOWN}", NO_MANAGER)
@@ -88,6 +89,11 @@ class Study:
     @property
     def left_s(self) -> float:
         return self.until - time.monotonic()
+
+    @property
+    def _label(self) -> str:
+        """Of the settings, in names of files."""
+        return "".join(f"+{name}={value}" for name, value in sorted(self.pairs.items()))
 
     def run(self) -> int:
         """1 if runs are missing."""
@@ -201,8 +207,7 @@ class Study:
         return measured
 
     def _home_of(self, wanted: Wanted) -> Path:
-        pairs = "".join(f"+{name}={value}" for name, value in sorted(self.pairs.items()))
-        return self.out / f"home-{wanted.policy}{pairs}.tar.gz"
+        return self.out / f"home-{wanted.policy}{self._label}.tar.gz"
 
     def _add(self, wanted: Wanted, tasks: Sequence[Task], measured: Measured) -> None:
         arrivals = [replace(row, arrival_s=task.arrival_s) for row, task in zip(measured.tasks, tasks, strict=True)]
@@ -218,11 +223,16 @@ class Study:
         )
         self._save()
         if measured.recorded is not None:
-            pairs = "".join(f"+{name}={value}" for name, value in sorted(self.pairs.items()))
-            part = f"-part{wanted.part}" if wanted.parts > 1 else ""
-            name = f"run-{wanted.policy}{pairs}-{wanted.home}-{wanted.repetition}{part}.json"
-            record.write(replace(measured.recorded, course=()), self.out / name)
+            self._keep(wanted, measured.recorded, [task.arrival_s for task in tasks])
         say(f"  makespan {measured.makespan_s:.0f} s, energy {measured.shown.energy_j} J")
+
+    def _keep(self, wanted: Wanted, found: Run, arrivals: Sequence[float]) -> None:
+        """As `carma simulate --fidelity` reads it: parts are joined."""
+        path = self.out / f"run-{wanted.policy}{self._label}-{wanted.home}-{wanted.repetition}.json"
+        before_s = self._before_s(wanted)
+        if wanted.part > 1 and before_s is not None and path.exists():
+            found = joined(record.read(path), found, before_s, arrivals)
+        record.write(replace(found, course=()), path)
 
 
 def _less(tasks: Sequence[Task], before_s: float) -> list[Task]:

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from carma_lab.bench.results_file import shown as text_of
-from carma_lab.bench.trace.records import FRESH, NO_MANAGER, Results, Shown, TaskRow, TraceRun
+from carma_lab.bench.trace.records import FRESH, NO_MANAGER, Results, Shown, TaskRow, TraceRun, weighted
 
 COLUMNS = (
     *("policy", "home", "runs", "makespan", "of exclusive", "of no manager", "energy", "of exclusive"),
@@ -66,23 +66,14 @@ def _later(row: TaskRow, by_s: float) -> TaskRow:
 
 
 def _shown(parts: Sequence[Shown]) -> Shown:
-    seconds = sum(part.seconds for part in parts)
     energies = [part.energy_j for part in parts]
     tops = [part.memory_max_mib for part in parts]
     return Shown(
-        seconds=seconds,
+        seconds=sum(part.seconds for part in parts),
         energy_j=_total(energies),
         memory_max_mib=None if None in tops else max(top for top in tops if top is not None),
-        **{name: _weighted(parts, name, seconds) for name in MEANS},
+        **{name: weighted([(getattr(part, name), part.seconds) for part in parts]) for name in MEANS},
     )
-
-
-def _weighted(parts: Sequence[Shown], name: str, seconds: float) -> float | None:
-    values = [getattr(part, name) for part in parts]
-    if None in values:
-        return None
-    weighted: list[float] = [value * part.seconds for value, part in zip(values, parts, strict=True)]
-    return sum(weighted) / seconds
 
 
 def _total(values: Sequence[float | None]) -> float | None:
