@@ -55,7 +55,7 @@ def test_flags_reach_the_study(called: list[Any]) -> None:
     main(["bench", "crash", "--kills", "30", "--seed", "7", "--restores", "2", "--out", "c.json"])
     main(["bench", "soak", "--tasks", "300", "--retention", "9", "--out", "-"])
     words = "bench trace --out there --trace heavy --tasks 4 --span 30 --seconds 20 --seed 3 --only alone,goodput:known"
-    more = "--repeat 2 --parts 2 --set gate.enabled=no --limit 9m --resume --virtual"
+    more = "--repeat 2 --split 2 --set gate.enabled=no --limit 9m --resume --virtual"
     main([*words.split(), *more.split()])
     main(["bench", "trace", "--redraw"])
     assert called == [
@@ -93,7 +93,7 @@ def test_flags_reach_the_study(called: list[Any]) -> None:
             seed=3,
             only=("alone", "goodput:known"),
             repeat=2,
-            parts=2,
+            split=2,
             settings={"gate.enabled": "no"},
             limit_s=540.0,
             resume=True,

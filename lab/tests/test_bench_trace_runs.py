@@ -118,7 +118,7 @@ PAIRS = {"monitor.period_s": "0.1"}
 
 def options(folder: Path, **more: Any) -> study.Options:
     """Samples are frequent, so that the daemon sees the memory of short tasks."""
-    given: dict[str, Any] = {"tasks": 2, "seconds": 1.5, "span_s": 0.5, "parts": 2, "settings": PAIRS, **more}
+    given: dict[str, Any] = {"tasks": 2, "seconds": 1.5, "span_s": 0.5, "split": 2, "settings": PAIRS, **more}
     return study.Options(
         out=str(folder), virtual=True, only=("alone", "exclusive", "magm", "magm:known", "none"), **given
     )
@@ -127,7 +127,7 @@ def options(folder: Path, **more: Any) -> study.Options:
 def test_a_measurement_that_was_cut_off_is_resumed_and_ends_with_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = "--only alone,exclusive,magm,magm:known,none --set monitor.period_s=0.1 --parts 2"
+    runs = "--only alone,exclusive,magm,magm:known,none --set monitor.period_s=0.1 --split 2"
     work = "--tasks 2 --seconds 1.5 --span 0.5 --virtual"
     command = [sys.executable, "-m", "carma", "bench", "trace", *runs.split(), *work.split(), "--out", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as cut:
@@ -164,6 +164,13 @@ def test_a_measurement_that_was_cut_off_is_resumed_and_ends_with_a_table(
     assert [one["policy"] for one in rows] == ["exclusive", "magm", "magm", "none"]
     assert None not in [rows[1][name] for name in ("makespan_of_exclusive", "makespan_of_no_manager", "slowdown_mean")]
     assert "no manager" in capsys.readouterr().out
+
+    exclusive = record.read(tmp_path / "run-exclusive+monitor.period_s=0.1-fresh-1.json")
+    assert [task.task for task in exclusive.tasks] == [1, 2]
+    assert [task.arrival_s for task in exclusive.tasks] == [task.arrival_s for task in found.plan.tasks]
+    first, second = exclusive.tasks
+    assert second.attempts[0].placed_at >= first.ended_s, "the second part begins when the first has ended"
+    assert exclusive.figures.makespan_s == second.ended_s
 
     fresh, known = (
         record.read(tmp_path / f"run-magm+monitor.period_s=0.1-{home}-1.json") for home in ("fresh", "known")

@@ -234,7 +234,7 @@ def gpu() -> None:
     help=f"Runs: alone, none (no manager), POLICY or POLICY:known ({','.join(TRACE_RUNS)}).",
 )  # fmt: skip
 @click.option("--repeat", type=whole(1, 100), default=1, help="Number of runs of each policy (1).")
-@click.option("--parts", type=whole(1, 16), default=1, help="Number of parts of a run under exclusive (1).")
+@click.option("--split", type=whole(1, 16), default=1, help="Number of parts of a run under exclusive (1).")
 @click.option(
     "--set", "settings", multiple=True, callback=read_pairs, metavar="NAME=VALUE",
     help="A setting of the daemon (repeatable).",

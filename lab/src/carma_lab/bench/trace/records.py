@@ -145,7 +145,7 @@ GPU_MEANS = ("sm_active_mean", "sm_occupancy_mean", "dram_active_mean", "memory_
 
 
 def joined(first: Run, second: Run, by_s: float, arrivals: Sequence[float]) -> Run:
-    """The recorded runs of two parts as one. The second began `by_s` after the first; its tasks arrived at `arrivals`."""
+    """The recorded runs of two parts as one. The second began after `by_s`; its tasks arrived at `arrivals`."""
     last = max(task.task for task in first.tasks)
     later = [
         replace(
@@ -158,11 +158,10 @@ def joined(first: Run, second: Run, by_s: float, arrivals: Sequence[float]) -> R
         for task, arrival in zip(second.tasks, arrivals, strict=True)
     ]
     tasks, both = (*first.tasks, *later), (first.figures, second.figures)
-    energies = [one.energy_j for one in both]
+    energies = [one.energy_j for one in both if one.energy_j is not None]
     means = {name: weighted([(getattr(one, name), one.makespan_s) for one in both]) for name in GPU_MEANS}
-    made = figures(
-        tasks, took_s=None, energy_j=None if None in energies else sum(one or 0.0 for one in energies), **means
-    )
+    energy_j = sum(energies) if len(energies) == len(both) else None
+    made = figures(tasks, took_s=None, energy_j=energy_j, **means)
     return replace(first, tasks=tasks, figures=made)
 
 

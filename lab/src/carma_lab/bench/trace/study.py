@@ -54,7 +54,7 @@ class Options(Record, frozen=True, kw_only=True):
     seed: int = 1
     only: tuple[str, ...] = CASES
     repeat: int = 1
-    parts: int = 1
+    split: int = 1
     settings: dict[str, object] = {}
     limit_s: float = 900.0
     resume: bool = False
@@ -150,7 +150,7 @@ class Study:
                     continue
                 policy, _, home = word.partition(":")
                 policy = PlacementRules().policy if policy == DEFAULT else policy
-                parts = self.options.parts if policy == "exclusive" else 1
+                parts = self.options.split if policy == "exclusive" else 1
                 for part in range(1, parts + 1):
                     yield Wanted(policy, home or FRESH, repetition, part, parts)
 
@@ -270,8 +270,8 @@ def _gpus(options: Options) -> Gpus:
         gpus = RealGpus()
     except NoGpus as error:
         raise NoGpus(str(error), f"{WANTS_A_GPU} Without one: --virtual.") from error
-    if options.parts > 1 and gpus.count > 1:
-        raise Usage("--parts needs a single GPU", "Without it, tasks under exclusive do not run one after another.")
+    if options.split > 1 and gpus.count > 1:
+        raise Usage("--split needs a single GPU", "Without it, tasks under exclusive do not run one after another.")
     return gpus
 
 
