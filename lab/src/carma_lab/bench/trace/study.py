@@ -224,7 +224,8 @@ class Study:
         self._save()
         if measured.recorded is not None:
             self._keep(wanted, measured.recorded, [task.arrival_s for task in tasks])
-        say(f"  makespan {measured.makespan_s:.0f} s, energy {measured.shown.energy_j} J")
+        failed = sum(row.outcome != "succeeded" for row in measured.tasks)
+        say(f"  makespan {measured.makespan_s:.0f} s, {failed} of {len(tasks)} tasks failed")
 
     def _keep(self, wanted: Wanted, found: Run, arrivals: Sequence[float]) -> None:
         """As `carma simulate --fidelity` reads it: parts are joined."""
