@@ -90,7 +90,7 @@ class ForkServer:
 
 
 def serve() -> None:
-    """In the fork server: fork on request, report ends. Ends with the test process."""
+    """The fork server: forks on request, reports ends. Ends with the test process."""
     import select
 
     import carma.daemon.server
@@ -136,7 +136,7 @@ def _report_ends(connection: socket.socket) -> None:
 
 
 def _run(order: dict[str, Any]) -> None:
-    """In the child; never returns."""
+    """Runs in the child; never returns."""
     code = 1
     try:
         log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

@@ -104,7 +104,7 @@ class Daemon:
             return False
 
     def kill(self) -> None:
-        """As a power cut would, but for the processes that it started."""
+        """Kills the daemon as a power cut would. The processes that it started go on."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
@@ -178,7 +178,7 @@ def fork_server() -> ForkServer:
 
 
 def python_path(*folders: Path | str) -> str:
-    """These folders before those of the test run itself."""
+    """PYTHONPATH with these folders before those of the test run itself."""
     return os.pathsep.join((*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])))
 
 
@@ -218,7 +218,7 @@ def new_home() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def daemon_at_rest(**settings: Any) -> Iterator[Daemon]:
-    """Not started yet."""
+    """A daemon that is not started yet."""
     with new_home() as home:
         daemon = Daemon(home, **settings)
         try:

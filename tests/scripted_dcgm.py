@@ -84,7 +84,7 @@ class ScriptedDcgm(Libdcgm):
     def latest(
         self, handle: int, entities: Sequence[Entity], fields: Sequence[int], *, live: bool = False
     ) -> list[Value]:
-        """In another order than they were asked for, which the real one says it may do."""
+        """The latest values, in another order than requested: the real library is documented to do that."""
         self._need(handle)
         return [self._value(entity, one, live) for one in reversed(fields) for entity in reversed(entities)]
 

@@ -224,7 +224,7 @@ class ScriptedNvml:
         return question
 
     class c_nvmlGpmMetricsGet_t:
-        """As pynvml's, with snapshots of our own instead of opaque pointers."""
+        """The same structure as pynvml's, with snapshots of our own instead of opaque pointers."""
 
         def __init__(self) -> None:
             self.version = self.numMetrics = 0

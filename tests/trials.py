@@ -16,7 +16,7 @@ MARKS = ("forward", "backward", "step", "step_end")
 
 
 def write_events(events: Iterable[TrialEvent]) -> bytes:
-    """As the user's interpreter writes them (`carma_trial/report.py`)."""
+    """Writes events as the user's interpreter does (`carma_trial/report.py`)."""
     return b"".join(struct.pack("<BBHIQq", *event) for event in events)
 
 

@@ -253,7 +253,7 @@ def test_bytes_are_no_summary_and_no_onnx_file(
 def test_attention_where_there_is_none(
     seen: list[Described], capsys: pytest.CaptureFixture[str], shape: str, attention: str
 ) -> None:
-    """Of a chain of vectors that is sure; rows of them may attend to one another in a function that nobody prints."""
+    """A chain of vectors is certain; rows of vectors may attend to one another in a function that is not printed."""
     words = ("--summary", "net.txt", "--batch", "4", "--input", shape, "--attention", "eager", "--heads", "2")
     row = figures(capsys, "--gpu", "h200", *words)
     assert seen[0].attention == attention

@@ -108,8 +108,8 @@ def test_a_collection_without_resume_counts_no_earlier_rows(
     options.out.mkdir()
     (options.out / "rows.jsonl").write_text('{"id":"a"}\n')
     straw(tmp_path, monkeypatch, "")
-    anew = collect.CollectOptions(configs=options.configs, out=options.out, resume=False, device="cpu")
-    assert collect.collect(anew, sys.executable).left == 3
+    again = collect.CollectOptions(configs=options.configs, out=options.out, resume=False, device="cpu")
+    assert collect.collect(again, sys.executable).left == 3
     assert (options.out / "rows.jsonl.old").read_text() == '{"id":"a"}\n'
 
 

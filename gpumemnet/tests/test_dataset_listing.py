@@ -14,7 +14,7 @@ from carma.errors import Refused, Usage
 from gpumemnet.dataset.layer_lists import Lister
 from gpumemnet_fixtures.dataset_rows import RESIDUAL, config, write_configs
 
-MANY = 400  # fewer than it tells of on the way: a word to nobody would end it
+MANY = 400  # fewer than its progress messages: a message without a reader would end it
 DEEP = [*RESIDUAL[:1], *RESIDUAL[1:2] * 200, *RESIDUAL[2:]]
 LISTING = """
 import sys

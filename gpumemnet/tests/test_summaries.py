@@ -172,7 +172,7 @@ def test_a_torchinfo_table_shared_and_frozen_layers_and_what_a_block_owns() -> N
     kinds = ["Conv2d", "MaxPool2d", "Block", "Conv2d", "ReLU", "Conv2d", "ReLU", "Linear"]
     assert [layer.kind for layer in model.layers] == kinds
     assert [layer.parameters for layer in model.layers] == [2368, 0, 16, 2304, 0, 0, 0, 170]
-    assert model.layers[2].output == ()  # its last layer made what it hands on
+    assert model.layers[2].output == ()  # its last layer made its output
     assert model.layers[5].output == (8, 16, 8, 8)  # called a second time: no new parameters, a new output
     assert (model.batch, model.parameters) == (8, 4858)
 

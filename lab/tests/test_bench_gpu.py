@@ -168,7 +168,7 @@ def test_energy_is_the_counters_and_without_one_the_integral_of_power() -> None:
     powers = [look(0.0, power_w=100.0), look(1.0, power_w=200.0), look(3.0, power_w=300.0)]
     assert spent_j(powers) == pytest.approx(150 + 500)
     assert spent_j([look(0.0, 1000.0), *powers[1:2], look(3.0, 1700.0)]) == 700.0
-    assert spent_j([look(0.0, 1000.0), look(3.0, 20.0)]) is None  # the driver's counter was started anew
+    assert spent_j([look(0.0, 1000.0), look(3.0, 20.0)]) is None  # the driver's counter was reset
     assert integrated([(0.0, 100.0), (1.0, None), (2.0, 100.0)]) is None
     assert integrated([(0.0, 100.0)]) is None
 
@@ -179,7 +179,7 @@ def test_gauges_read_the_card_directly_and_nothing_of_an_instance() -> None:
     gauges = Gauges(nvml)
     second = Gpu(id=GpuId("GPU-b"), index=1, name="", memory_mib=1)
     assert (gauges.gpu_util(second), gauges.energy_j(second)) == (0.22, 1.5)
-    nvml.cards[1].energy_mj = 2500  # every time anew: nothing is held back
+    nvml.cards[1].energy_mj = 2500  # read each time: nothing is cached
     assert gauges.energy_j(second) == 2.5
     instance = Gpu(id=GpuId("MIG-a"), index=1, name="", memory_mib=1, kind="mig")
     assert (gauges.gpu_util(instance), gauges.energy_j(instance)) == (None, None)

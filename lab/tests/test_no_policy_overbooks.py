@@ -1,7 +1,7 @@
-"""Whatever the policy, the trace, the rules and the figures that decisions rest on: no GPU is booked beyond its memory,
-none has more tasks than allowed, who wants to be alone is, and what a policy promises of company holds.
+"""For every policy, trace, set of rules and source of figures: no GPU is booked beyond its memory, no GPU has more
+tasks than allowed, exclusive tasks are alone, and each policy's own limits on sharing hold.
 
-The books are kept here a second time, from the events and samples alone; the core's own are not looked at.
+The bookings are counted here a second time, from events and samples only, without the core's own counts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MANY = settings(max_examples=20, deadline=None, derandomize=True, suppress_healt
 
 
 class Books:
-    """Who is on which GPU, with what booking, and the most that was ever seen of each."""
+    """The attempts on each GPU with their bookings, and the memory peak of each attempt."""
 
     def __init__(self, made: Simulation) -> None:
         self.made, self.rules = made, made.rules
@@ -64,7 +64,7 @@ class Books:
         self._balance()
 
     def _estimated_late(self, task: TaskId, estimate: Estimate) -> None:
-        """A task that started before its estimate was there books that, as far as others have left room."""
+        """A task that started before its estimate arrived books the estimate, as far as others have left room."""
         on = {gpu: held for gpu, held in self.on.items() if any(key.task == task for key in held)}
         free = [
             self.memory_mib[gpu] - sum(one.memory_mib for key, one in held.items() if key.task != task)
@@ -93,7 +93,7 @@ class Books:
             assert booked_mib <= self.memory_mib[gpu], f"{gpu} has {booked_mib} MiB booked"
             assert len(held) <= self.rules.placement.tasks_per_gpu, f"{gpu} has {len(held)} tasks"
             alone = any(booking.alone for booking in held.values())
-            assert len(held) <= 1 or not alone, f"{gpu}: one of {list(held)} wanted it alone"
+            assert len(held) <= 1 or not alone, f"{gpu}: one of {list(held)} is exclusive"
 
 
 @pytest.mark.parametrize("policy", EVERY_POLICY)
@@ -105,12 +105,12 @@ def test_no_gpu_is_booked_beyond_its_memory_or_holds_too_many(policy: str, data:
     for event in made.events():
         books.follow(event)
         if isinstance(event, e.TaskPlaced):
-            _company_is_as_promised(made, event)
+            _sharing_limits_hold(made, event)
     assert not any(books.on.values()), "all tasks have ended"
 
 
-def _company_is_as_promised(made: Simulation, event: e.TaskPlaced) -> None:
-    """Just after a placement, of each of its GPUs that others are on."""
+def _sharing_limits_hold(made: Simulation, event: e.TaskPlaced) -> None:
+    """Checked after a placement, for each of its GPUs that has other tasks."""
     state = made.state
     for gpu in event.placement.gpus:
         holders = view_of(state, state.gpus[gpu], event.at).holders
@@ -133,8 +133,8 @@ def _company_is_as_promised(made: Simulation, event: e.TaskPlaced) -> None:
 
 
 def whole_runs(made: Simulation, holders: tuple[Holder, ...], event: e.TaskPlaced) -> list[float]:
-    """How many times as long as alone each of them takes in all, if nobody else comes, by the rates that are expected
-    of them here: what holds them up on other GPUs is left out. One whose end nobody knows goes on as it begins."""
+    """Slowdown of each task over its whole run if no other task comes, by the rates predicted for this GPU; delays on
+    other GPUs are left out. A task of unknown run time keeps its initial rate."""
     now, mechanism = event.at, mechanism_of(made.state.rules)
     runs = [holder.progress for holder in holders if holder.progress is not None]
     assert len(runs) == len(holders)
@@ -160,7 +160,7 @@ def whole_runs(made: Simulation, holders: tuple[Holder, ...], event: e.TaskPlace
 @MANY
 @given(data=st.data())
 def test_goodput_keeps_every_task_within_its_cap_if_its_model_is_exact(data: st.DataObject) -> None:
-    """At every placement by what is predicted, and in the end by what it came to."""
+    """Checked at every placement with the predicted slowdown, and at the end with the actual one."""
     gpus = data.draw(st.integers(1, 2))
     cap = data.draw(st.sampled_from((1.1, 1.25, 1.6)))
     setup = Setup(
@@ -175,6 +175,6 @@ def test_goodput_keeps_every_task_within_its_cap_if_its_model_is_exact(data: st.
     made = Simulation(data.draw(companions(gpus)), setup)
     for event in made.events():
         if isinstance(event, e.TaskPlaced):
-            _company_is_as_promised(made, event)
+            _sharing_limits_hold(made, event)
     slow = {run.task: run.slowdown for run in made.runs}
     assert all(found is not None and found <= cap + 1e-6 for found in slow.values()), slow

@@ -1,5 +1,5 @@
-"""No policy lets a task wait forever: every task of a trace comes to its end, and a task that is hard to place
-starts after a bounded number of others although small ones never stop coming.
+"""No policy lets a task wait forever. Every task of a trace ends, and a task that is hard to place starts after a
+bounded number of others, although small tasks keep arriving.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ OVERTAKES = 3
 @given(data=st.data())
 def test_every_task_that_fits_ends_and_the_others_are_reported(policy: str, data: st.DataObject) -> None:
     gpus = data.draw(st.integers(1, 3))
-    trace = data.draw(traces(gpus + 1, 12))  # some want a GPU more than there is
-    told = data.draw(st.sampled_from(("measured", "none", "trace", "gpumemnet")))
+    trace = data.draw(traces(gpus + 1, 12))  # some need one GPU more than the server has
+    known = data.draw(st.sampled_from(("measured", "none", "trace", "gpumemnet")))
     setup = Setup(
         card=CARD,
         gpus=gpus,
         rules=data.draw(rules()),
         policy=load_policy(policy),
-        source=sources.find(told),
+        source=sources.find(known),
         demand=data.draw(st.sampled_from(("measured", "history", "none"))),
         noise=1.0,
     )
@@ -45,7 +45,7 @@ def test_every_task_that_fits_ends_and_the_others_are_reported(policy: str, data
     assert len(made.runs) == len(ends) == len(trace.tasks)
     for place, row in enumerate(trace.tasks, 1):
         assert (ends[place] == "never_fits") == (row.gpus > gpus), ends
-    if told == "measured":
+    if known == "measured":
         assert set(ends.values()) <= {"never_fits", "succeeded"}
 
 
@@ -57,21 +57,23 @@ HEAVY = Demand(0.95, 0.5, 0.6, 1.0, 0.9)
 class Stream:
     """A server of two GPUs on which small tasks run for `lasts_s` each, and three more wait at any time."""
 
-    def __init__(self, policy: str, *, told_s: float | None, fair: bool = False, demand: Demand | None = LIGHT) -> None:
+    def __init__(
+        self, policy: str, *, estimated_s: float | None, fair: bool = False, demand: Demand | None = LIGHT
+    ) -> None:
         in_force = Rules(
             queue=QueueRules(overtakes=OVERTAKES),
             fairness=FairnessRules(enabled=fair),
             warmup=WarmUp(enabled=False),
         )
         self.world = World(2, rules=in_force, policy=load_policy(policy))
-        self.told_s, self.demand = told_s, demand
+        self.estimated_s, self.demand = estimated_s, demand
         self.ends_at: dict[TaskId, float] = {}
         self.lengths = self._lengths()
         self.owners = 0
 
     @staticmethod
     def _lengths() -> Iterator[float]:
-        """Never all at the same time."""
+        """Run times such that tasks do not all end at the same time."""
         while True:
             yield from (90.0, 50.0, 130.0, 70.0, 110.0)
 
@@ -84,11 +86,11 @@ class Stream:
         return number
 
     def go_on(self) -> set[TaskId]:
-        """Ten seconds more. Who has started."""
+        """Simulates ten seconds. Returns the tasks that started."""
         world, before = self.world, set(self.world.state.active)
         while len(world.state.queue) < 4:
-            self.owners += 1  # each of another user, who has had nothing: fairness puts them first, if it may
-            self.submit(2_000, self.demand, self.told_s, Owner(2_000 + self.owners, 100, f"user{self.owners}"))
+            self.owners += 1  # each of another user without any use: with fair shares they come first
+            self.submit(2_000, self.demand, self.estimated_s, Owner(2_000 + self.owners, 100, f"user{self.owners}"))
         world.now += 10.0
         world.sample()
         for task in [task for task, at in self.ends_at.items() if at <= world.now]:
@@ -102,7 +104,7 @@ class Stream:
         return started
 
     def until(self, large: TaskId) -> int:
-        """How many of the others have started before it."""
+        """Number of other tasks that started before it."""
         others = 0
         for _ in range(300):
             started = self.go_on()
@@ -118,16 +120,16 @@ LARGE: dict[str, dict[str, object]] = {
     "a GPU alone": {"mib": 2_000, "exclusive": True},
     "two GPUs alone": {"mib": 20_000, "gpus": 2, "exclusive": True},
 }
-# What is said of how long the small ones take: nothing; the truth; seconds, so that each may go before a large one and
-# is not gone by its start; or a day, so that a policy that looks at it takes each for the one that outlasts all others.
-TOLD = {"nothing": None, "the truth": 90.0, "seconds": 5.0, "a day": 86_400.0}
+# Estimated run time of the small tasks: unknown; correct; a few seconds, so that each may start before a large task and
+# still runs at its start; or a day, so that a policy that uses run times expects each to outlast all others.
+RUN_TIMES = {"nothing": None, "the truth": 90.0, "seconds": 5.0, "a day": 86_400.0}
 
 
-@pytest.mark.parametrize("told", TOLD)
+@pytest.mark.parametrize("known", RUN_TIMES)
 @pytest.mark.parametrize("kind", LARGE)
 @pytest.mark.parametrize("policy", EVERY_POLICY)
-def test_a_large_task_starts_although_small_ones_never_stop_coming(policy: str, kind: str, told: str) -> None:
-    stream = Stream(policy, told_s=TOLD[told])
+def test_a_large_task_starts_although_small_ones_never_stop_coming(policy: str, kind: str, known: str) -> None:
+    stream = Stream(policy, estimated_s=RUN_TIMES[known])
     for _ in range(6):
         stream.go_on()
     large = stream.submit(demand=HEAVY, runtime_s=600.0, owner=ALICE, **LARGE[kind])  # type: ignore[arg-type]
@@ -135,14 +137,15 @@ def test_a_large_task_starts_although_small_ones_never_stop_coming(policy: str, 
 
 
 def _bound(world: World) -> int:
-    """So many may overtake; those that were before it in the line; and, of a GPU that it could not have used, one."""
+    """Overtaking tasks, the tasks that were before it in the queue, and one for each GPU that it could not have
+    used."""
     return 2 * OVERTAKES + 4 + len(world.state.gpus)
 
 
 @pytest.mark.parametrize("kind", LARGE)
 @pytest.mark.parametrize("policy", EVERY_POLICY)
-def test_nor_do_new_users_keep_it_out_where_users_take_turns(policy: str, kind: str) -> None:
-    stream = Stream(policy, told_s=90.0, fair=True)
+def test_new_users_do_not_delay_a_large_task_forever_with_fair_shares(policy: str, kind: str) -> None:
+    stream = Stream(policy, estimated_s=90.0, fair=True)
     for _ in range(6):
         stream.go_on()
     large = stream.submit(demand=HEAVY, runtime_s=600.0, owner=ALICE, **LARGE[kind])  # type: ignore[arg-type]
@@ -151,8 +154,8 @@ def test_nor_do_new_users_keep_it_out_where_users_take_turns(policy: str, kind: 
 
 @pytest.mark.parametrize("policy", EVERY_POLICY)
 def test_a_task_without_any_estimate_starts_too(policy: str) -> None:
-    """Policies that predict take it for the most demanding one."""
-    stream = Stream(policy, told_s=90.0)
+    """Policies that predict assume the largest demand for it."""
+    stream = Stream(policy, estimated_s=90.0)
     for _ in range(6):
         stream.go_on()
     unknown = stream.submit(9_000, None, None, ALICE)

@@ -46,9 +46,9 @@ def test_json_to_standard_output_is_json_alone(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize(("cards", "samplers"), [(1, 8), (3, 3), (8, 1), (10, 1)])
 def test_there_are_as_many_samplers_as_it_takes(cards: int, samplers: int) -> None:
-    eyes = SamplerGroup(ScriptedNvml(*(Card(f"GPU-{number}") for number in range(cards))), 8)
-    assert len(eyes.samplers) == samplers
-    eyes.close()
+    group = SamplerGroup(ScriptedNvml(*(Card(f"GPU-{number}") for number in range(cards))), 8)
+    assert len(group.samplers) == samplers
+    group.close()
 
 
 def test_the_meter_counts_calls_that_fail_as_well_and_leaves_the_rest_alone() -> None:

@@ -119,8 +119,8 @@ def test_an_attempt_that_was_never_seen_on_a_gpu_had_nothing_of_it_however_long_
     assert made.figures.memory_mib_mean == pytest.approx(2_000.0)
     assert made.figures.sm_active_mean == pytest.approx(0.3)
     assert made.figures.energy_j == pytest.approx(100.0 * 100.0 + 2 * 50.0 * 100.0)
-    nobody = real_run([view(2, 0.0, host)], GPUS, about(simulated=False), {}, idle_w=50.0)
-    assert (nobody.figures.memory_mib_mean, nobody.figures.sm_active_mean, nobody.figures.energy_j) == (
+    unknown = real_run([view(2, 0.0, host)], GPUS, about(simulated=False), {}, idle_w=50.0)
+    assert (unknown.figures.memory_mib_mean, unknown.figures.sm_active_mean, unknown.figures.energy_j) == (
         None,
         None,
         None,

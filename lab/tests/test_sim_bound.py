@@ -169,7 +169,7 @@ def test_the_time_of_a_gpu_that_no_task_could_use_is_lost() -> None:
 
 
 def test_no_task_shares_a_gpu_with_a_task_that_has_not_arrived() -> None:
-    """The first and the last are of a kind, and would not slow one another; the other two share with nobody."""
+    """The first and the last are alike and would not slow one another; the other two share with no task."""
     light = {"sm_active": 0.0, "gr_active": 0.0, "power": 0.0}
     found = limit(
         row(0.0, **light, seconds=1000.0),

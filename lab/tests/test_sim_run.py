@@ -99,9 +99,9 @@ def test_tasks_that_cannot_run_there_are_named() -> None:
 
 
 def test_a_policy_that_starts_no_task_ends_the_simulation() -> None:
-    nobody = Policy("nobody", lambda _ask, _views, _last: [])
+    no_gpu = Policy("no_gpu", lambda _ask, _views, _last: [])
     with pytest.raises(CarmaError, match="no task runs"):
-        sim_made.simulation(row(), policy=nobody).run()
+        sim_made.simulation(row(), policy=no_gpu).run()
 
 
 def test_exclusive_never_shares() -> None:

@@ -43,7 +43,7 @@ def test_one_that_saves_on_a_signal_loses_nothing_but_the_time_of_the_save() -> 
     (between,) = found["high"].attempts
     asked_at = 400.0 + 60.0
     assert (first.outcome, second.outcome) == ("preempted", "succeeded")
-    assert first.ended_at == pytest.approx(asked_at + 30.0, abs=5.0)  # asked when somebody next looks
+    assert first.ended_at == pytest.approx(asked_at + 30.0, abs=5.0)  # asked at the next pass
     assert between.placed_at == pytest.approx(first.ended_at)
     assert between.ended_at - between.placed_at == pytest.approx(300.0)
     assert second.placed_at == pytest.approx(between.ended_at)

@@ -69,9 +69,9 @@ def test_the_means_of_a_course_are_those_of_the_whole_run() -> None:
 
 
 def test_a_run_that_cannot_go_on_ends_though_it_is_watched() -> None:
-    nobody = Policy("nobody", lambda _ask, _views, _last: [])
+    no_gpu = Policy("no_gpu", lambda _ask, _views, _last: [])
     with pytest.raises(CarmaError, match="no task runs"):
-        sim_made.simulation(row(), policy=nobody).run()
+        sim_made.simulation(row(), policy=no_gpu).run()
 
 
 def test_totals_are_those_after_a_move_and_move_nothing() -> None:

@@ -131,7 +131,7 @@ def level(constants: Constants, rates: Rates) -> Array:
 
 
 def fair(constants: Constants, rates: Rates) -> Array:
-    """The form that is kept for time slices, `_in_slices` of core/scheduling/sharing_model.py: those who want least
+    """The form that was chosen for time slices, `_in_slices` of core/scheduling/sharing_model.py: those that want least
     are served first."""
     left = np.full(len(rates.size), min(1.0, abs(float(constants[0]))))
     waiting, share = rates.size.copy(), np.zeros(len(rates.size))

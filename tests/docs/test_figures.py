@@ -89,7 +89,7 @@ def test_what_is_said_of_the_provoked_ooms_is_so() -> None:
 
 
 def _granted(tasks: int) -> float:
-    """Total progress by the sharing model as a part of the measured one; the median over groups of so many tasks."""
+    """Total progress by the sharing model as a part of the measured one; the median over groups of one size."""
     rows = [row for row in results("h200/interference-mps.json")["rows"] if set(row["percent"]) == {100}]
     alone = {row["tasks"][0]: row for row in reversed(rows) if len(row["tasks"]) == 1}
     parts = []

@@ -62,7 +62,7 @@ class Trying:
         return self.run_in(folder, sys.executable, "train.py", limit_s=options.get("limit_s", LIMIT_S))
 
     def stepped(self, *command: str, gpus: int = 1) -> Trial:
-        """It came to its steps."""
+        """Whether the run reached its steps."""
         trial = self.run(*command, gpus=gpus)
         return stepped(trial)
 
@@ -92,7 +92,7 @@ def stopped(trial: Trial | NoEstimate) -> Stop:
 
 
 def peak_bytes(trial: Trial) -> int:
-    """Of what tensors hold, in blocks of 512 bytes."""
+    """Peak of the bytes that tensors hold, in blocks of 512 bytes."""
     live: dict[int, int] = {}
     now = most = 0
     for event in read_events(trial.events):

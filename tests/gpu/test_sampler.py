@@ -31,7 +31,7 @@ def subject() -> Iterator[SamplerSubject]:
 
 
 class TestRealGpus(SamplerContract):
-    """With the fixture `subject` of this module."""
+    """The contract, with the fixture `subject` of this module."""
 
 
 @pytest.fixture

@@ -201,7 +201,7 @@ def test_only_the_owner_and_administrators_may_see_a_task() -> None:
         require_owner(Identity(uid=BOB.uid, gid=BOB.gid, name="bob"), task, "cancel")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_users_task_cannot_be_read_or_changed_through_the_socket(daemon: Daemon) -> None:
     task = daemon.submit("sh", "-c", "while ! [ -e theirs ]; do sleep 0.02; done; echo secret", comment="private words")
     daemon.until_state(task, "running")
@@ -340,7 +340,7 @@ def test_a_clock_that_jumps_ends_no_task_and_delays_none(jump_s: float) -> None:
 
 
 def test_a_policy_that_raises_is_a_reason_to_wait_and_not_a_crash(tmp_path: Path) -> None:
-    """As another package brings it: an entry point, found by its name."""
+    """The policy comes from another package: an entry point, found by its name."""
     (tmp_path / "moody.py").write_text(
         "import os\n"
         "from carma.core.scheduling.placement import Policy\n"

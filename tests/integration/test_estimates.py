@@ -11,7 +11,7 @@ from carma.client import Client
 from tests.harness import Daemon, daemon_at_rest, python_path, request, somebody_else, until, virtual
 
 PATIENT = {"memory__wait_s": 3600.0}  # no task starts before its estimate is there
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 # Answers when a file with the task's name is there, and notes who was asked.
 SLOW = """

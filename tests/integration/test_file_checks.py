@@ -211,7 +211,7 @@ def children() -> list[int]:
 
 
 def is_of(pid: int, uid: int) -> bool:
-    """By its real, effective, saved and file system uid."""
+    """Whether a process belongs to a user by its real, effective, saved and file system uid."""
     with open(f"/proc/{pid}/status") as file:
         return f"\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n" in file.read()
 

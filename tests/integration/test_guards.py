@@ -28,7 +28,7 @@ def innocents(daemon: Daemon, gate: Path) -> list[int]:
 
 
 def grower(daemon: Daemon) -> int:
-    """Its first attempt grows and stays; later ones are done soon."""
+    """A task whose first attempt grows and stays; later ones end soon."""
     long = shlex.join(virtual(2_500, 100_000, "--grow-mib", str(GROWN_MIB - 2_500), "--grow-at-s", "3"))
     short = shlex.join(virtual(GROWN_MIB, 1))
     script = f'if [ "$CARMA_ATTEMPT" = 1 ]; then exec {long}; else exec {short}; fi'

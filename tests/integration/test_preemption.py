@@ -181,7 +181,7 @@ def test_a_slow_program_is_asked_to_save_when_it_listens(daemon: Daemon) -> None
 
 
 def test_a_virtual_task_continues_where_it_was(daemon: Daemon) -> None:
-    """Its gate is closed until it is asked: it cannot have ended before."""
+    """The task cannot end before it is asked: its gate is closed until then."""
     file = daemon.home / "progress"
     save = ("--ramp-s", "0", "--save", str(file), "--gate", str(daemon.home / "gate"))
     task = daemon.submit(*virtual(1_000, 0.5, *save), checkpoint=SaveSignal(10, 600.0), gpu_memory_mib=1_200)

@@ -26,7 +26,7 @@ from carma.wire.api_types import TaskView
 from tests.harness import LIMIT_S, SOMEBODY, Daemon, daemon_at_rest, request, somebody_else
 
 REPOSITORY = Path(__file__).parents[2]
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
 @pytest.fixture(scope="module")

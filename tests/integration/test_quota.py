@@ -12,7 +12,7 @@ LONG = ("sh", "-c", "sleep 600")
 
 
 def me(daemon: Daemon) -> UserView:
-    """Of the user who runs the daemon, and the tests."""
+    """The row of the user who runs the daemon and the tests."""
     name = daemon.client.server().user
     return next(user for user in daemon.client.users() if user.user == name)
 

@@ -38,7 +38,7 @@ class Answer(NamedTuple):
 
 @contextlib.contextmanager
 def resting_root_daemon(**settings: Any) -> Iterator[Daemon]:
-    """Not started yet; other users can pass through its directory."""
+    """A root daemon that is not started yet; other users can pass through its directory."""
     with daemon_at_rest(**{**SETTINGS, **settings}) as daemon:
         daemon.home.chmod(0o755)
         daemon.own_program = True
@@ -139,7 +139,7 @@ def ended(daemon: Daemon, task: int) -> TaskView:
 
 
 def running(daemon: Daemon, task: int) -> TaskView:
-    """As root sees it; its process exists."""
+    """A running task as root sees it; its process exists."""
     view = daemon.until_state(task, "running")
     assert view.attempts[-1].pid is not None
     return view

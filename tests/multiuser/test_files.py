@@ -150,7 +150,8 @@ def let_her_group_write(home: Path, alice: Person, aside: Path) -> None:
 
 
 def put_a_link_there(home: Path, alice: Person, aside: Path) -> None:
-    """As in /tmp before root comes: it leads to a directory of root's today, and to one of hers tomorrow."""
+    """Puts a link where root's directory will be, as in /tmp: it can lead to root's directory today and to hers
+    tomorrow."""
     home.rmdir()
     aside.mkdir()
     alice.own_link(home, aside)

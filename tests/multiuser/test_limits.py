@@ -68,7 +68,7 @@ def test_an_array_of_one_user_cannot_make_the_daemon_store_gigabytes(alice: Pers
 
 
 def hold_connections(path: Path, count: int, ready: Path, first_bytes: bytes = b"") -> None:
-    """Until it is killed. What the daemon refuses is not tried again."""
+    """Holds connections until it is killed. Refused ones are not tried again."""
     held = []
     for _ in range(count):
         connection = socket.socket(socket.AF_UNIX)

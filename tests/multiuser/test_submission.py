@@ -184,7 +184,7 @@ def send_and_wait(daemon: Daemon, what: dict[str, Any], count: int, sent: Path) 
 
 
 def test_submissions_that_failed_for_lack_of_threads_take_no_place(alice: Person, bob: Person) -> None:
-    """For a while no thread and no process can be started, as when the machine is out of them."""
+    """No thread and no process can be started for a while, as on a machine without free ones."""
     with resting_root_daemon() as daemon:
         switch = daemon.home / "exhausted"
         daemon.prelude = _EXHAUSTED.format(switch=str(switch))

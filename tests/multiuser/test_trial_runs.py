@@ -137,7 +137,7 @@ def test_what_one_user_compiled_is_never_loaded_for_another(
     runs = TrialRuns(cache, limit_s=60.0)
 
     def run(person: Person, script: str) -> None:
-        """Its directory of compiled parts is CARMA_TRACE_BUILD."""
+        """Runs a trial whose directory of compiled parts is CARMA_TRACE_BUILD."""
         folder = place / f"work-{person.name}"
         if not folder.exists():
             folder.mkdir()

@@ -98,7 +98,7 @@ def test_a_task_does_not_go_before_those_of_others_by_its_submitters_word(
 
 
 def identity_of_submission(daemon: Daemon, answer: Answer) -> set[int]:
-    """Whose the tasks are that came of it; nothing when it was refused."""
+    """The owners of the submitted tasks; nothing if the submission was refused."""
     if answer.status != 201:
         assert 400 <= answer.status < 500, answer
         return set()

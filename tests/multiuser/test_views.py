@@ -151,7 +151,7 @@ def test_the_command_line_shows_nothing_of_what_another_users_task_runs(
 def test_a_dependency_on_another_users_task_tells_only_how_it_ended(
     daemon: Daemon, alice: Person, marked: Marked, when: str
 ) -> None:
-    """Of one that has ended, one that runs, and a chain behind it."""
+    """Dependencies on a task that has ended, on one that runs, and on a chain behind it."""
     told = []
     for task in (marked.failed, marked.cancelled, marked.running):
         body = {"spec": spec(alice, "true", after=[{"task": task, "when": when}])}
@@ -185,7 +185,7 @@ def test_a_user_sees_only_the_own_account(daemon: Daemon, alice: Person, bob: Pe
 
 
 def test_the_archive_hides_what_the_memory_hides(alice: Person, bob: Person) -> None:
-    """After a restart finished tasks come from the database."""
+    """Finished tasks come from the database after a restart."""
     with root_daemon() as daemon:
         marked = Marked(daemon, bob)
         daemon.stop()

@@ -120,7 +120,7 @@ def test_who_had_the_server_for_days_waits_until_others_had_as_much(days: int, o
 
 
 def test_a_large_task_is_not_kept_out_by_many_users_with_small_ones() -> None:
-    """The fence is for the first in the order of turns; who comes later with nothing used stands behind it."""
+    """The reservation is for the first task in the order of turns. A later user without any use comes after it."""
     server = Server(2, 0)
     world = server.world
     first = [world.submit(40_000, owner=BOB) for _ in range(2)]

@@ -24,7 +24,7 @@ Rung = Literal["mps", "framework", "cgroup"]
 
 
 def guards_of(world: World, key: AttemptKey, rung: Rung) -> tuple[Guard, ...]:
-    """As the launcher arranges them: the limit at the cap, the watchdog at the booking."""
+    """Guards as the launcher arranges them: the limit at the cap, the watchdog at the booking."""
     booking = world.task(key.task).attempts[-1].placement.booking
     if booking.alone or booking.cap_mib is None:
         return ()

@@ -147,14 +147,14 @@ class Histories(RuleBasedStateMachine):
         self.world.emit(event)
 
     def savers(self) -> list[TaskId]:
-        """Those that run and can be asked to save."""
+        """Running tasks that can be asked to save."""
         tasks = (self.world.state.tasks[task] for task in sorted(self.world.state.active))
         return [task.id for task in tasks if isinstance(task.status, Running) and task.spec.checkpoint is not None]
 
     @precondition(lambda self: self.savers())
     @rule(data=st.data(), hold=st.booleans(), after=st.integers(0, 7), leaves=st.booleans())
     def preempt(self, data, hold, after, leaves):  # type: ignore[no-untyped-def]
-        """It leaves in time, too late, or never."""
+        """Preempts a task, which leaves in time, too late, or never."""
         task = data.draw(st.sampled_from(self.savers()))
         key = self.world.state.active[task]
         self.world.emit(PreemptionRequested(self.world.now, task, "alice", 10, 3.0, hold=hold))
@@ -285,8 +285,9 @@ class Histories(RuleBasedStateMachine):
                 assert task is None or any(peak_mib > a.placement.booking.memory_mib for a in task.attempts)
 
     @invariant()
-    def nobody_is_stopped_for_having_been_asked_to_save(self) -> None:
-        """Whoever asks, the only words to stop are those of users, limits and the watchdog; and who left comes back."""
+    def no_task_is_stopped_because_it_was_asked_to_save(self) -> None:
+        """Only users, limits and the watchdog stop tasks, whoever asks for checkpoints; and a task that left
+        returns."""
         if not hasattr(self, "world"):
             return
         stopped = {event.task for event in self.world.log if isinstance(event, StopRequested)}

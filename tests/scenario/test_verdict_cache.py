@@ -99,7 +99,7 @@ class History:
         pick = self.random.choice
         self.world = World(pick((1, 2, 3, 6)), rules=self._rules(), policy=pick(POLICIES))
         self.odd = pick((0.0, 0.1, 0.3))  # how much of it is out of the ordinary
-        self.sampled = pick((0.0, 0.1, 0.5, 1.0))  # how many of the GPUs, whenever somebody looks
+        self.sampled = pick((0.0, 0.1, 0.5, 1.0))  # share of the GPUs in each sample
         self.each_step = pick((True, False))  # the cache may also be of some steps ago
         self.number = 0
         self.archive: list[Task] = []
@@ -229,7 +229,7 @@ class History:
             self.world.emit(TaskRestored(self.world.now, self.archive.pop()))
 
     def set_back(self) -> None:
-        """Only asked: what was seen stays."""
+        """Sets back the requests only; observations stay."""
         self.same(self.world.now - self.random.choice((0.5, 3.0, 50.0)))
 
     # -- what must hold ---------------------------------------------------------------------------------------------

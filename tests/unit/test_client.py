@@ -71,7 +71,7 @@ class Peer:
 
 
 def replies(*raw: bytes) -> Turn:
-    """For each request one of these."""
+    """Answers each request with one of these."""
 
     def turn(connection: socket.socket) -> list[bytes]:
         requests = []

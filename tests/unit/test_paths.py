@@ -142,7 +142,7 @@ def test_a_loop_of_links_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 @pytest.mark.parametrize("name", ["first", "second", "home"])
 def test_a_path_that_another_user_could_redirect_is_refused(tmp_path: Path, name: str) -> None:
-    """Also where a link of root's leads to it."""
+    """A path is also refused if a link of root's leads to it."""
     (tmp_path / "real" / "home").mkdir(parents=True)
     (tmp_path / "first").symlink_to("second")
     (tmp_path / "second").symlink_to("real")

@@ -1,4 +1,4 @@
-"""After each epoch an evaluation with a batch that is sixteen times as large."""
+"""Evaluates after each epoch with a batch that is sixteen times as large."""
 
 import sys
 

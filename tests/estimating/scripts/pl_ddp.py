@@ -1,4 +1,4 @@
-"""PyTorch Lightning on two cards: it makes the loaders anew, and starts the second process itself."""
+"""PyTorch Lightning on two cards: it makes new loaders, and starts the second process itself."""
 
 import lightning
 import torch

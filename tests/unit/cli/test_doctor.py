@@ -79,7 +79,7 @@ def mps_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not this machine's own devices, mounts and daemon."""
+    """Replaces this machine's devices, mounts and daemon."""
     monkeypatch.setenv("CARMA_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(sharing, "MOUNTS", tmp_path / "mounts")
     monkeypatch.setattr(sharing, "DEVICES", tmp_path / "dev")

@@ -1,4 +1,4 @@
-"""Whose activity and whose energy it was, from what can be seen; and that nothing is given out twice."""
+"""Attribution of activity and energy to tasks from samples; nothing is counted twice."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ LOG: msgspec.json.Decoder[Durable] = msgspec.json.Decoder(Durable)
 
 
 def booking(world: World, task: TaskId) -> Booking:
-    """As all three that keep it have it."""
+    """The booking, equal in all three places that store it."""
     attempt = world.task(task).attempts[-1]
     key = world.task(task).key
     assert {world.state.on_gpu[gpu][key].booking for gpu in attempt.placement.gpus} == {attempt.placement.booking}
@@ -56,7 +56,7 @@ def test_one_of_unknown_size_shrinks_too() -> None:
         ("the user's word stays", Rules(), {"mib": 12_000, "source": "declared"}),
         ("one alone on its GPUs keeps all", Rules(), {"mib": 12_000, "source": "trace", "exclusive": True}),
         ("it is switched off", Rules(memory=Memory(shrink=False)), {"mib": 12_000, "source": "trace"}),
-        ("nobody guards the neighbours", Rules(sharing=Sharing(watchdog=False)), {"mib": 12_000, "source": "trace"}),
+        ("neighbours are not protected", Rules(sharing=Sharing(watchdog=False)), {"mib": 12_000, "source": "trace"}),
         ("it must not be run twice", Rules(), {"mib": 12_000, "source": "trace", "max_oom_retries": 0}),
         ("nothing is", Rules(recovery=RecoveryRules(retries=0)), {"mib": 12_000, "source": "trace"}),
         ("there is nothing to gain", Rules(), {"mib": 4_290, "source": "trace"}),

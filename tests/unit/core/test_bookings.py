@@ -32,7 +32,7 @@ def holder(booking: int, observed: int | None = None, peak: int | None = None) -
         ("a task that shrank may grow to its peak again", 3_000, 0, (holder(10_000, 3_000, 16_000),), 24_000),
         ("foreign memory is not free", 7_000, 7_000, (), 33_000),
         ("foreign memory and a booking add up", 7_000, 7_000, (holder(10_000),), 23_000),
-        ("what nobody accounts for is not free", 12_000, 0, (holder(10_000, 10_000, 10_000),), 28_000),
+        ("memory of unknown processes is not free", 12_000, 0, (holder(10_000, 10_000, 10_000),), 28_000),
         ("never below zero", 45_000, 5_000, (holder(40_000, 40_000, 40_000),), 0),
     ],
 )

@@ -72,7 +72,7 @@ def test_whatever_it_ends_with_in_time_it_was_preempted_and_comes_back(ended: Ou
     done = world.settle()
     assert world.task(task).attempts[0].outcome == Preempted("alice", "", code)
     assert [type(event) for event in done[:2]] == [RecoveryPlanned, RecoveryDue]
-    assert world.placed(task), "nobody else wants the GPU"
+    assert world.placed(task), "no other task needs the GPU"
     assert world.state.active[task].attempt == 2
     assert not world.state.preempting
     assert running_after_start(world, task).preempting is None

@@ -59,7 +59,7 @@ def test_what_was_lost_before_is_not_forgotten() -> None:
 @pytest.mark.usefixtures("by_hand")
 def test_one_whose_end_is_not_known_goes_on_as_it_begins() -> None:
     found = forecast(ask(goes(0.8), 1_000.0), [holder(goes(0.5), None)], MPS)
-    assert found.slowdowns == pytest.approx((2.0, 1.25)), "neither ends before the other, as far as anybody knows"
+    assert found.slowdowns == pytest.approx((2.0, 1.25)), "the ends are unknown, so neither ends before the other"
     found = forecast(ask(goes(0.8), None), [holder(goes(0.5), 100.0)], MPS)
     assert found.slowdowns == pytest.approx((2.0, 1.25))
 
@@ -187,16 +187,16 @@ def test_the_gpu_on_which_it_adds_most_is_first_and_the_index_decides_a_tie() ->
     assert [part.value for part in ranked[-1].parts] == pytest.approx([0.4, 1.25, 1.5])
 
 
-def test_what_is_kept_of_an_answer_changes_none() -> None:
+def test_a_cached_answer_equals_a_new_one() -> None:
     policy, terms = bound(), Terms(1.25, "mps")
-    company = (holder(LIGHT), holder(Demand(0.4, 0.2, 0.2), 300.0, ran_s=50.0, done_s=40.0))
+    neighbours = (holder(LIGHT), holder(Demand(0.4, 0.2, 0.2), 300.0, ran_s=50.0, done_s=40.0))
     asks = [ask(demand, alone_s) for demand in (LIGHT, HEAVY, None) for alone_s in (50.0, 900.0, None)]
     later = [Ask(TaskId(9), 1, 1_000, "declared", False, LIGHT, 50.0, NOW + 200.0)]
     for one in (*asks, *later, *asks):
-        found = forecast(one, company, terms)
-        (ranked,) = policy.rank(one, [GpuView(gpu=gpu(0), holders=company)], None)
+        found = forecast(one, neighbours, terms)
+        (ranked,) = policy.rank(one, [GpuView(gpu=gpu(0), holders=neighbours)], None)
         assert [part.value for part in ranked.parts] == pytest.approx(_parts(found), abs=1e-3)
-        assert (policy.refusal(one, company) is None) == (found.worst <= 1.25 and found.gain >= MIN_GAIN)
+        assert (policy.refusal(one, neighbours) is None) == (found.worst <= 1.25 and found.gain >= MIN_GAIN)
 
 
 def _parts(found: Forecast) -> list[float]:
@@ -254,8 +254,8 @@ def test_a_task_that_runs_as_predicted_or_well_enough_is_not_moved() -> None:
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_what_somebody_has_spent_counts_where_his_end_is_not_the_first() -> None:
-    """At this rate the second comes to 1.31 times its run alone; from now on it would be 0.71 only."""
-    company = (holder(goes(0.99), 10.0, task=1), holder(goes(0.7), 1_000.0, task=2, done_s=500.0, ran_s=600.0))
-    assert bound().refusal(ask(goes(0.99), 5_000.0), company) is not None
-    assert bound(1.4).refusal(ask(goes(0.99), 5_000.0), company) is None
+def test_the_time_already_spent_counts_for_a_task_that_does_not_end_first() -> None:
+    """The slowdown of the second task is 1.31 at this rate; counted from now on it would be 0.71 only."""
+    neighbours = (holder(goes(0.99), 10.0, task=1), holder(goes(0.7), 1_000.0, task=2, done_s=500.0, ran_s=600.0))
+    assert bound().refusal(ask(goes(0.99), 5_000.0), neighbours) is not None
+    assert bound(1.4).refusal(ask(goes(0.99), 5_000.0), neighbours) is None

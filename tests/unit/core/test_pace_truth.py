@@ -1,4 +1,4 @@
-"""What was predicted for those who share a GPU, held against what it shows."""
+"""The predicted rates of tasks that share a GPU, compared with what the GPU shows."""
 
 from __future__ import annotations
 

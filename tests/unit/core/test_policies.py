@@ -109,7 +109,7 @@ def test_round_robin_goes_on_from_the_last_gpu_even_when_that_one_is_closed() ->
     assert next_gpu() == 0
     settled()
     assert next_gpu() == 1
-    assert next_gpu() == 2, "GPU 1 is warming up and GPU 0 is open; the ring does not start anew"
+    assert next_gpu() == 2, "GPU 1 is warming up and GPU 0 is open; the ring does not start again"
     assert next_gpu() == 3
     assert next_gpu() == 0
 

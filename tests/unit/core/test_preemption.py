@@ -143,7 +143,7 @@ def test_only_those_who_make_room_are_asked() -> None:
     large = run(world, 20_000, priority=-1)
     later(world, 200)
     submit(world, 30_000)
-    assert asked(later(world, 60)) == [large], f"not {small}: its leaving alone helps nobody, and it need not"
+    assert asked(later(world, 60)) == [large], f"not {small}: its end alone makes no room, and is not needed"
 
 
 def test_both_are_asked_where_it_takes_both() -> None:

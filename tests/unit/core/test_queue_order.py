@@ -1,4 +1,4 @@
-"""Whose turn it is: order, what holds a task back, and the reasons that are shown."""
+"""The order of the queue, what holds a task back, and the reasons that are shown."""
 
 from __future__ import annotations
 

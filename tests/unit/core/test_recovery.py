@@ -47,7 +47,7 @@ def test_the_ladder_from_the_first_retry_to_giving_up_with_the_story() -> None:
 
 
 def test_the_next_attempt_goes_where_what_it_needs_fits() -> None:
-    """Not to an empty GPU: published, waiting for one cost 2,330 s and the crash 23 s."""
+    """It does not go to an empty GPU: published, waiting for one cost 2,330 s and the crash 23 s."""
     world = World(2)
     large = world.run(30_000)  # GPU 0
     small = world.run(10_000)  # GPU 1

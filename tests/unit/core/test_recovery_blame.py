@@ -1,4 +1,4 @@
-"""Whose doing an attempt's end was: its own, a neighbour's, or that of what it ran under."""
+"""The cause of an attempt's end: the attempt itself, a neighbour, or the server that it ran under."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.core.recovery_world import back, given_up, plan
 
 
 def guilty_and_victim() -> tuple[World, TaskId, TaskId]:
-    """On one GPU: a task that holds six times its booking, and one that keeps to its own."""
+    """Two tasks on one GPU: a task that holds six times its booking, and one that keeps to its own."""
     world = World(1)
     guilty = world.run(5_000, holds_mib=30_000)
     world.memory[world.state.active[guilty]] = 4_000

@@ -1,4 +1,4 @@
-"""Backfill that starves nobody: who may overtake, what is kept for the first, and until when."""
+"""Backfill without starvation: which tasks may overtake, which GPUs are reserved for the first task, and until when."""
 
 from __future__ import annotations
 
@@ -136,8 +136,8 @@ def test_other_gpus_are_free_for_all() -> None:
 def degree_of(world: World, head: TaskId, overtaken: int) -> tuple[int, list[str]]:
     rules = world.state.rules
     seen = [candidate_of(view, rules, world.state.policy) for view in views(world.state, world.now)]
-    fence = reserve(ask_of(world.task(head), world.state), seen, rules, world.state.policy, overtaken, world.now)
-    return fence.degree, sorted(fence.gpus)
+    reservation = reserve(ask_of(world.task(head), world.state), seen, rules, world.state.policy, overtaken, world.now)
+    return reservation.degree, sorted(reservation.gpus)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_gang_keeps_its_gpus_while_one_of_them_waits_for_its_next_sample() -> 
 
 
 def stream(world: World, head: TaskId, *, rounds: int, mib: int, limit_s: float | None, lasts: int) -> int:
-    """An endless stream of small tasks, each gone after so many rounds; how many of them started before the head."""
+    """Number of tasks of an endless stream that start before the head; each of them ends after some rounds."""
     ends: list[tuple[int, TaskId]] = []
     for turn in range(rounds):
         for due, task in [entry for entry in ends if entry[0] <= turn]:
@@ -327,7 +327,7 @@ def test_a_reserved_start_beside_a_newcomer_is_when_that_one_should_have_settled
     first = world.submit(None)
     world.settle()
     head = world.submit(5_000)
-    assert world.why(head).reserved_start_at == world.now + 120.0  # not started: nobody knows when it will use the GPU
+    assert world.why(head).reserved_start_at == world.now + 120.0  # not started: it is unknown when it will use the GPU
     world.start(first)
     started_at = world.now
     key = world.state.active[first]

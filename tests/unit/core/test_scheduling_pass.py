@@ -95,7 +95,7 @@ def test_a_gpu_that_nobody_samples_any_more_is_kept_for_nobody() -> None:
 
 
 def test_a_policy_that_finds_no_gpu_is_asked_again_as_time_goes_by() -> None:
-    """It may look at when tasks should end, which changes without anything happening."""
+    """A policy may use the expected ends of tasks, which change without an event."""
 
     def patient(_ask: Ask, views: Sequence[GpuView], _last: GpuId | None) -> list[Ranked]:
         overdue = [view for view in views if any(holder.ends_at > 1_120.0 for holder in view.holders)]
@@ -113,7 +113,7 @@ def test_a_policy_that_finds_no_gpu_is_asked_again_as_time_goes_by() -> None:
 
 
 def test_of_two_alike_the_second_is_not_asked_for_when_the_policy_found_no_gpu_for_the_first() -> None:
-    """As in the walk that `explain` goes: what was refused stays refused during a pass."""
+    """A refusal holds during a whole pass, as in `explain`."""
 
     def partial(ask: Ask, views: Sequence[GpuView], _last: GpuId | None) -> list[Ranked]:
         return [Ranked(view.gpu.id, (Part("order", 0.0),)) for view in views if ask.task % 2]
@@ -137,7 +137,7 @@ def test_a_smaller_gpu_of_the_same_name_is_looked_at_by_the_watchdog() -> None:
 
 
 def test_what_a_sample_shows_of_a_task_depends_on_whether_its_end_is_remembered() -> None:
-    """Its process is gone with it; of a task that nobody knows (any more) it would be somebody else's."""
+    """The process of an ended task is gone. A process of an unknown task counts as foreign."""
     world = World(1, rules=UNWATCHED)
     gone = world.run(30_000)
     waits = world.submit(20_000, held=True)
@@ -154,7 +154,7 @@ def test_what_a_sample_shows_of_a_task_depends_on_whether_its_end_is_remembered(
 
 
 def test_a_task_whose_processes_were_in_the_last_sample_is_not_archived_before_the_next() -> None:
-    """Or a checkpoint at that moment would make them somebody else's, and keep others off a GPU that is free."""
+    """Otherwise, after a checkpoint at that moment, its processes would count as foreign and close a free GPU."""
     world = World(1, rules=UNWATCHED)
     gone = world.run(30_000)
     world.end(gone)
@@ -178,7 +178,7 @@ def test_nor_does_a_gpu_that_is_gone_keep_it() -> None:
     assert [task.id for task in checkpoint(world.state, 0)[1]] == [gone]
 
 
-# A policy with a say of its own may change its mind where no door opens wider.
+# The objection of a policy may disappear although the GPU has no more room than before.
 NO = Refusal("Slowdown", "not now")
 
 
@@ -197,10 +197,10 @@ def test_other_company_lets_a_task_in_that_the_policy_kept_out() -> None:
     def objection(_ask: Ask, holders: Sequence[Holder]) -> Refusal | None:
         return None if any((one.peak_mib or 0) >= 5_000 for one in holders) else NO
 
-    world, task = refused(Policy("heavy company", magm.POLICY.rank, objection=objection))
+    world, task = refused(Policy("heavy neighbours", magm.POLICY.rank, objection=objection))
     world.now += 1.0
     for key in world.memory:
-        world.memory[key] = 6_000  # of what it has booked: there is no more room than before
+        world.memory[key] = 6_000  # within its booking: the GPU has no more room than before
     world.sample()
     world.settle()
     assert world.placed(task)

@@ -38,7 +38,7 @@ def make_estimates(shell: Shell, estimators: Sequence[Estimator] = ()) -> Estima
 
 
 async def check_in_process(spec: TaskSpec, _owner: Owner) -> None:
-    """With the rights of this process; the daemon uses a process of the owner."""
+    """Checks with the rights of this process; the daemon uses a process of the owner."""
     check_runnable(spec)
 
 
@@ -65,7 +65,7 @@ async def writing(shell: Shell, follow: Follow = lambda _commands, _event: None)
 
 
 def add_use(state: State, rows: Iterable[GpuUsage]) -> None:
-    """As if samples had shown this use of GPUs."""
+    """Adds use of GPUs as if samples had shown it."""
     for row in rows:
         sums = state.usage.setdefault((row.hour, row.gpu), Hour())
         for name in Hour.__slots__:

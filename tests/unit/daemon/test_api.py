@@ -294,7 +294,7 @@ def test_waits_and_streams_end_when_the_server_stops() -> None:
         served.loop.call_soon_threadsafe(served.stopping.set)
         assert stream.result(LIMIT_S) == []
         assert output.result(LIMIT_S) == []
-        assert waiting.exception(LIMIT_S) is not None  # asked again, and nobody was there
+        assert waiting.exception(LIMIT_S) is not None  # asked again, and no daemon answered
 
 
 def test_a_full_disk_is_an_error_and_the_daemon_goes_on(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

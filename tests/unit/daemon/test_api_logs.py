@@ -180,7 +180,7 @@ def test_a_log_file_is_found_by_the_attempts_key_and_never_through_a_link(tmp_pa
 def test_output_that_was_sent_to_a_named_file_is_never_opened_by_the_daemon(
     served: Served, tmp_path: Path, stream: str
 ) -> None:
-    """Not even CARMA's own file of another attempt, nor a file below its log directory."""
+    """This holds even for CARMA's own file of another attempt, nor a file below its log directory."""
     victim = started(served)
     write(served, victim, b"not yours")
     elsewhere = tmp_path / "mine.log"

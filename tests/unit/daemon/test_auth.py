@@ -1,4 +1,4 @@
-"""Who is asking is what the kernel says; what others may see and do is little."""
+"""The kernel names the user who asks; other users may see and do little."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_one_that_does_not_end_when_it_is_cancelled_loses_its_place(monkeypatch:
 
     async def work() -> None:
         slow = Slow()
-        estimates = Estimates((slow,), Memory(estimators_at_once=1), lambda: ())  # nobody who could end it
+        estimates = Estimates((slow,), Memory(estimators_at_once=1), lambda: ())  # no caller could end it
         first = ask(estimates, 1)
         await until(lambda: slow.asked == [1])
         first.cancel()

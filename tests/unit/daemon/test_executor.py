@@ -21,7 +21,7 @@ def test_a_task_is_asked_to_save_only_while_half_of_its_grace_is_left(after_s: f
     world = World(1)
     task = world.run(1_000, checkpoint=SaveSignal(10, 30.0))
     key, asked_at = world.state.active[task], world.now
-    assert not may_ask_to_save(world.state, key, asked_at, world.now), "nobody has asked"
+    assert not may_ask_to_save(world.state, key, asked_at, world.now), "no request was made"
     world.emit(PreemptionRequested(world.now, task, "alice", 10, 30.0))
     assert may_ask_to_save(world.state, key, asked_at, asked_at + after_s) is told
     assert not may_ask_to_save(world.state, key, asked_at - 1.0, asked_at), "another request"

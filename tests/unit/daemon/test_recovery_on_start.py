@@ -1,6 +1,6 @@
 """Killed between any two steps, one after the other: every commit and every launch, just before it and just after it.
 
-The whole engine but for the device and the processes: shell, loop, hands and restore over a store in memory and a
+The whole engine but for the device and the processes: shell, loop, executor and recovery over a store in memory and a
 launcher without processes, which both outlive the daemon as the disk and the runners do.
 """
 
@@ -140,7 +140,7 @@ class OneGpu:
 
 
 async def one_life(store: MortalStore, launcher: MortalLauncher, fate: Fate) -> bool:
-    """Until all is done (True) or until it is killed (False)."""
+    """One life of the daemon, until all is done (True) or until it is killed (False)."""
     store.fate = launcher.fate = fate
     loaded = store.load()
     replayed = replay(loaded, Rules(), exclusive.POLICY)

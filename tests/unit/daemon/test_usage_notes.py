@@ -107,7 +107,7 @@ class Server:
         await self.shell.commit([])
 
     async def note(self) -> None:
-        """As every minute."""
+        """Stores the use, as the daemon does every minute."""
         self.writer._usage_at_s = 0.0
         await self.shell.commit([])
         assert await self.shell.wait_for(lambda state: not state.usage, LIMIT_S)
@@ -217,7 +217,7 @@ def _peak(state: State, key: AttemptKey) -> int | None:
 @pytest.mark.parametrize("idle_s", [2, 7])
 @pytest.mark.parametrize("cleanly", [True, False])
 def test_what_a_card_takes_idle_is_known_after_a_restart(tmp_path: Path, idle_s: int, cleanly: bool) -> None:
-    """By a mean, or by the few readings that there were."""
+    """The idle power is a mean, or comes from the few readings that exist."""
     path = tmp_path / "carma.db"
 
     async def work() -> None:

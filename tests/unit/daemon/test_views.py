@@ -85,7 +85,7 @@ def test_an_attempt_tells_how_it_shares_what_holds_it_and_what_it_takes() -> Non
     world.settle()
     key = world.state.active[task]
     guard = Guard(rung="mps", limit_mib=4_000, how="MPS's memory limit")
-    how = Confinement(mechanism="mps", guards=(guard,), note="for the owner's eyes")
+    how = Confinement(mechanism="mps", guards=(guard,), note="only for the owner")
     world.emit(AttemptStarted(world.now, key, 10_001, how))
     world.memory[key] = 3_000
     world.wait(5)
@@ -93,7 +93,7 @@ def test_an_attempt_tells_how_it_shares_what_holds_it_and_what_it_takes() -> Non
     (attempt,) = view.attempts
     assert (view.mechanism, view.mechanism_asked, view.threads_percent) == ("mps", "mps", 30)
     assert [(each.rung, each.limit_mib, each.how) for each in attempt.guards] == [("mps", 4_000, "MPS's memory limit")]
-    assert attempt.note == "for the owner's eyes"
+    assert attempt.note == "only for the owner"
     assert shown(world, task, BOB).attempts[0].note == ""
     assert attempt.activity is not None
     assert attempt.activity.sm_active == view.sm_active == 0.3  # while it runs: what was seen so far

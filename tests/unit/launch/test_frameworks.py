@@ -168,7 +168,7 @@ def test_pythonpath_and_the_scripts_own_directory_come_first(tmp_path: Path) -> 
 
 
 def test_a_python_that_is_no_environment_has_its_prefix_and_the_home_directory(tmp_path: Path) -> None:
-    """As of conda, or built from source; with packages of `pip install --user`."""
+    """Such as conda's, or one built from source; with packages of `pip install --user`."""
     program(tmp_path / "conda" / "bin" / PYTHON)
     (tmp_path / "conda" / "bin" / "python").symlink_to(PYTHON)
     package(tmp_path / "conda" / "lib" / PYTHON / "site-packages", "torch", "2.5.1")

@@ -161,7 +161,7 @@ def test_a_reused_pid_is_not_the_old_process() -> None:
 
 
 def test_many_runners_for_one_order_start_one_process(place: Path, tmp_path: Path) -> None:
-    """As if the daemon were killed just after each order."""
+    """The daemon behaves as if it were killed just after each order."""
     launcher = ProcessLauncher(place, run_as_submitter=False)
     launcher.launch(order_of(shell("echo once >> starts; " + until_file(tmp_path / "go"), tmp_path)))
     command = [*RUNNER, str(place / str(key()))]

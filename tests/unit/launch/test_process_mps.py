@@ -306,7 +306,7 @@ def groups_in(place: Place) -> AttemptCgroups:
 
 
 def test_the_runner_joins_its_cgroup_before_it_starts_anything(place: Place) -> None:
-    """On ordinary files: the content of `cgroup.procs` is checked, nothing is limited."""
+    """Uses ordinary files: the content of `cgroup.procs` is checked, nothing is limited."""
     groups = groups_in(place)
     (directory,) = groups.create(key()).directories
     Path(directory, "cgroup.procs").touch()

@@ -13,7 +13,7 @@ from tests.scripted_nvml import Card, ScriptedNvml
 
 
 class ScriptedModes(ScriptedNvml):
-    """With the functions that only carma doctor calls."""
+    """Scripted NVML with the functions that only carma doctor calls."""
 
     compute_mode = 0
     persistence = 1

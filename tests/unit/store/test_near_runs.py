@@ -49,7 +49,7 @@ def test_past_runs_of_the_third_format_are_found_by_their_pattern(path: Path) ->
 
 
 def test_a_question_about_past_runs_reads_an_index_and_not_the_table(path: Path) -> None:
-    """So that it costs the same whether there are ten or a hundred thousand of them."""
+    """The question costs the same for ten and for a hundred thousand runs."""
     SqliteStore(path).close()
     connection = sqlite3.connect(path)
     for column, index in (("digest", "past_runs_by_command"), ("pattern", "past_runs_by_pattern")):

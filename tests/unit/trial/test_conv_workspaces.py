@@ -56,7 +56,7 @@ def shape(made: Call) -> ConvShape:
 
 
 def row(**changes: object) -> Row:
-    """As the measuring of a card writes it: the same convolution as `call()`."""
+    """A row as the measurement of a card writes it: the same convolution as `call()`."""
     return {
         "op": "convolution",
         "source": "resnet",

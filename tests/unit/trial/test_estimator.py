@@ -1,4 +1,4 @@
-"""From a trial's report to a figure: what is refused, what the footprint is made of, what is warned of."""
+"""From a trial's report to a figure: refusals, parts of the footprint, warnings."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def raised(error: BaseException) -> tuple[type[BaseException], BaseException, An
 
 
 class ProcessRaisedException(Exception):
-    """As torch.multiprocessing names it."""
+    """The exception as torch.multiprocessing names it."""
 
 
 ERRORS: dict[str, tuple[BaseException, str, str]] = {

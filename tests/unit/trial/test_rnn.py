@@ -13,7 +13,7 @@ import carma.trial
 
 
 def _load() -> ModuleType:
-    """By its path: the folder is for the interpreters of users, no package of ours."""
+    """Loads the module by its path: the folder is for the interpreters of users and is no package."""
     path = Path(carma.trial.__file__).parent / "inside" / "carma_trial" / "rnn_sizes.py"
     spec = importlib.util.spec_from_file_location("rnn_sizes_under_test", path)
     assert spec is not None

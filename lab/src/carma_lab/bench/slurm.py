@@ -39,7 +39,7 @@ def _which(binary: str) -> str | None:
 
 
 class PrivateSlurm:
-    """A context manager; `submit` hands in one no-op job, `all_ended` says whether the queue is empty.
+    """A context manager; `submit` submits one no-op job, `all_ended` tells whether the queue is empty.
 
     `scheduler` is a line for its configuration: empty for Slurm's defaults, PROMPT for no delay.
     """
