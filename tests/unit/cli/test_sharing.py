@@ -1,4 +1,4 @@
-"""How tasks share GPUs, what holds them and what they take, on every screen that tells it."""
+"""Sharing, limits, activity and energy of tasks in the tables and lists."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from carma.cli.wording import gpu_hours, short_ending
 from carma.core.model.units import show_j
 from carma.wire import api_types as t
 from carma.wire.sharing_text import guards_phrase
+from tests.golden_text import assert_wording
 from tests.unit.cli.scripted_daemon import FakeDaemon, finished, gpu_view, running
 
 MPS = t.GuardView(rung="mps", limit_mib=8_192, how="MPS's memory limit")
@@ -58,66 +59,33 @@ def shared(task: int, **changes: Any) -> t.TaskView:
     return msgspec.structs.replace(view, attempts=(attempt,), mechanism=attempt.mechanism, energy_j=attempt.energy_j)
 
 
-@pytest.mark.parametrize(
-    ("guards", "said"),
-    [
-        ((), "no memory limit"),
-        ((MPS,), "limited to 8.0 GiB by MPS's memory limit"),
-        ((MPS, WATCHDOG), "limited to 8.0 GiB by MPS's memory limit; the watchdog checks it too"),
-        (
-            (MPS, TORCH, WATCHDOG),
-            "limited to 8.0 GiB by MPS's memory limit, and by PyTorch's own; the watchdog checks it too",
-        ),
-        ((MPS, JAX), "limited to 8.0 GiB by MPS's memory limit, and to 7.0 GiB by its framework's own limit"),
-        (
-            (MPS_EACH, TORCH_EACH, JAX_EACH, CUPY_EACH, WATCHDOG),
-            "limited to 8.0 GiB a process by MPS's memory limit, and by PyTorch's, JAX's and CuPy's own where it uses "
-            "them; the watchdog checks it too",
-        ),
-        (
-            (TORCH_EACH, WATCHDOG),
-            "limited to 8.0 GiB a process by PyTorch's own where it uses that; the watchdog checks it too",
-        ),
-        (
-            (MPS_EACH, TORCH_EACH, JAX_EACH, CUPY_LESS),
-            "limited to 8.0 GiB a process by MPS's memory limit, and by PyTorch's and JAX's own where it uses them, "
-            "and to 6.0 GiB a process by CuPy's own where it uses that",
-        ),
-        (
-            (CGROUP, MPS_EACH),
-            "limited to 8.0 GiB by the driver's limit on its cgroup, and to 8.0 GiB a process by MPS's memory limit",
-        ),
-        ((WATCHDOG,), "no memory limit; the watchdog stops it above 8.0 GiB if others need the memory"),
-    ],
-)
-def test_the_guards_of_a_task_are_named_with_their_limits(guards: tuple[t.GuardView, ...], said: str) -> None:
-    assert guards_phrase(guards) == said
+GUARDS = {
+    "none": (),
+    "MPS": (MPS,),
+    "MPS, watchdog": (MPS, WATCHDOG),
+    "MPS, framework, watchdog": (MPS, TORCH, WATCHDOG),
+    "MPS, lower limit of a framework": (MPS, JAX),
+    "all frameworks, for each process": (MPS_EACH, TORCH_EACH, JAX_EACH, CUPY_EACH, WATCHDOG),
+    "one framework, for each process": (TORCH_EACH, WATCHDOG),
+    "different limits for each process": (MPS_EACH, TORCH_EACH, JAX_EACH, CUPY_LESS),
+    "cgroup, MPS for each process": (CGROUP, MPS_EACH),
+    "watchdog": (WATCHDOG,),
+}
 
 
-def test_show_prints_sharing_activity_and_energy_of_an_attempt(daemon: FakeDaemon) -> None:
-    daemon.tasks = {1: shared(1, mechanism="mps", guards=(MPS, WATCHDOG), activity=BUSY, energy_j=7_200.0)}
-    card = [line.split(maxsplit=1) for line in lines("show", "1")]
-    assert ["shares", f"under MPS; {guards_phrase((MPS, WATCHDOG))}"] in card
-    assert ["activity", "SM activity 41 %, SM occupancy 20 %, DRAM 10 %, any kernel 97 %"] in card  # no tensor activity
-    assert ["energy", "2.0 Wh"] in card
+def test_show_names_the_source_of_inferred_activity(daemon: FakeDaemon) -> None:
     daemon.tasks = {1: shared(1, activity=BUSY, activity_inferred=True)}
     (line,) = [line for line in lines("show", "1") if line.split()[0] == "activity"]
     assert "any kernel 97 % (inferred from" in line
 
 
-def test_show_prints_why_no_limit_holds_a_task(daemon: FakeDaemon) -> None:
-    note = "MPS cannot be used: it is not installed"
-    daemon.tasks = {1: shared(1, mechanism="timeslice", note=note)}
-    assert any(f"in time slices; no memory limit ({note})" in line for line in lines("show", "1"))
-    daemon.tasks = {1: shared(1, mechanism="timeslice", alone=True)}
-    assert any("in time slices; alone on its GPUs, so no memory limit" in line for line in lines("show", "1"))
-    daemon.tasks = {1: shared(1)}  # not known: an attempt of before
+def test_the_guards_of_a_task_are_named_with_their_limits() -> None:
+    assert_wording("guards", {name: guards_phrase(guards) for name, guards in GUARDS.items()})
+
+
+def test_show_has_no_line_about_sharing_for_an_attempt_without_a_known_mechanism(daemon: FakeDaemon) -> None:
+    daemon.tasks = {1: shared(1)}
     assert not any("shares" in line for line in lines("show", "1"))
-
-
-def test_show_prints_the_requested_mechanism(daemon: FakeDaemon) -> None:
-    daemon.tasks = {1: running(1, mechanism_asked="mps", threads_percent=20)}
-    assert any("1 GPU, mps, 20 % of the SMs" in line for line in lines("show", "1"))
 
 
 def test_the_columns_of_sharing_can_be_asked_for(daemon: FakeDaemon) -> None:
