@@ -100,7 +100,7 @@ def test_nonblock_is_refused_with_the_reason_and_uses_no_id(served: Served) -> N
     assert client.submit(served.request("sleep", "9", gpus=2, exclusive=True, nonblock=True)).ids == (1,)
     served.estimated(1)
     served.place(1, 0, 1, alone=True)
-    with pytest.raises(errors.NoCapacity, match="task 1 has it alone") as caught:
+    with pytest.raises(errors.NoCapacity, match="task 1") as caught:
         client.submit(served.request(nonblock=True))
     assert caught.value.exit_code == 75
     assert client.submit(served.request()).ids == (2,)
@@ -161,7 +161,7 @@ def test_a_task_of_the_archive_can_be_retried(served: Served) -> None:
     assert client.task(task).state == "queued"
     assert [entry.id for entry in client.history()] == []
     assert any(isinstance(event, TaskRestored) for event in served.store.load().events)
-    with pytest.raises(errors.WrongState, match="only a finished task"):
+    with pytest.raises(errors.WrongState, match="finished"):
         client.retry(task)
 
 

@@ -113,7 +113,7 @@ def test_100_mb_that_were_not_announced_are_refused_while_they_arrive(served: Se
 
 
 def test_the_client_learns_that_its_submission_is_too_large(served: Served) -> None:
-    with pytest.raises(errors.TooLarge, match="larger than 1 MiB"):
+    with pytest.raises(errors.TooLarge, match="1 MiB"):
         served.client().submit(served.request("true", "x" * (100 * 2**20)))
 
 
@@ -207,7 +207,7 @@ def test_one_user_cannot_take_all_connections() -> None:
             for _ in range(2):
                 stack.enter_context(served.raw())
             until(lambda: served.open_connections == 2)
-            with pytest.raises(errors.Busy, match="you have 2 connections"):
+            with pytest.raises(errors.Busy, match="2 connections"):
                 served.client(ALICE)
             assert served.client(BOB).server().gpus == 2
         until(lambda: served.open_connections <= 1)
@@ -254,7 +254,7 @@ def test_a_defect_in_a_handler_is_an_answer_and_not_an_end(served: Served, monke
     client = served.client()
     with monkeypatch.context() as patched:
         patched.setattr("carma.daemon.api.application.gpu_views", broken)
-        with pytest.raises(errors.CarmaError, match="failed on gpus: ZeroDivisionError") as caught:
+        with pytest.raises(errors.CarmaError, match="gpus: ZeroDivisionError") as caught:
             client.gpus()
     assert "secret" not in str(caught.value)
     assert len(client.gpus()) == 2

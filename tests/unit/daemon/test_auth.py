@@ -69,13 +69,13 @@ def test_administrators_are_root_the_daemons_user_and_those_named(own: int, uid:
 
 def test_only_administrators_pass_as_such() -> None:
     require_admin(Identity(uid=0, gid=0, name="root", admin=True), "drain")
-    with pytest.raises(errors.NotAllowed, match="`carma drain` is for administrators; you are alice"):
+    with pytest.raises(errors.NotAllowed, match=r"drain.*alice"):
         require_admin(Identity(uid=ALICE, gid=ALICE, name="alice"), "drain")
 
 
 def test_a_daemon_that_is_not_root_serves_its_own_user_and_root_only() -> None:
     with serving() as served:
-        with pytest.raises(errors.NotAllowed, match="serves carmad only; you are alice") as caught:
+        with pytest.raises(errors.NotAllowed, match=r"carmad.*alice") as caught:
             served.client(ALICE)
         assert "carma up" in caught.value.hint
         assert served.client(0).server().you_are_admin
@@ -122,7 +122,7 @@ def test_only_the_owner_may_change_a_task(served: Served) -> None:
         lambda: bob.update(task, UpdateRequest(name="x")),
         lambda: list(bob.logs(task)),
     ):
-        with pytest.raises(errors.NotAllowed, match="belongs to alice; you are bob") as caught:
+        with pytest.raises(errors.NotAllowed, match=r"alice.*bob") as caught:
             verb()
         assert caught.value.exit_code == 4
     assert len(served.store.story(TaskId(task))) == 1  # nothing but the submission happened

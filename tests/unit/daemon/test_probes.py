@@ -71,7 +71,7 @@ def test_a_refusal_arrives_with_its_hint(tmp_path: Path) -> None:
     (tmp_path / "script").write_text("#!/bin/sh\n")
 
     async def work(probes: Probes) -> None:
-        with pytest.raises(NotRunnable, match="not executable for you") as caught:
+        with pytest.raises(NotRunnable, match="executable") as caught:
             await probes.check_runnable(spec_of("./script", directory=tmp_path), ME)
         assert "chmod +x" in caught.value.hint
         with pytest.raises(NotRunnable, match="is a directory"):
@@ -149,7 +149,7 @@ def test_a_probe_that_cannot_be_started_is_busy_and_takes_no_place(
         with monkeypatch.context() as patch:
             patch.setattr(subprocess, "Popen", fail)
             for _ in range(2 * (PROBES_PER_USER + WAITING_PER_USER)):
-                with pytest.raises(Busy, match="cannot start a process"):
+                with pytest.raises(Busy, match="start a process"):
                     await probes.check_runnable(RUNNABLE, ME)
         assert len(os.listdir("/proc/self/fd")) == descriptors
         await probes.check_runnable(RUNNABLE, ME)

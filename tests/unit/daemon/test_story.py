@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import get_args
 
 import pytest
@@ -85,27 +86,52 @@ def test_the_story_for_the_owner_is_complete() -> None:
     assert all(not line.text.startswith("task 7") for line in story(events, GPUS, whole=True))
 
 
-def test_only_the_owner_reads_why_there_is_no_estimate() -> None:
-    event = e.TaskEstimated(1.0, TASK, None, (NoEstimate(source="history", reason="train.py never ran"),))
-    (line,) = story([event], GPUS, whole=True)
-    assert line.text == "its memory is unknown (history: train.py never ran)"
-    assert "train.py" not in sentence(event, GPUS)
+NOT_ESTIMATED = e.TaskEstimated(1.0, TASK, None, (NoEstimate(source="history", reason="train.py never ran"),))
+GROWTH = [e.MemoryObserved(float(at), KEY, mib, energy_j=float(at)) for at, mib in enumerate((512, 512, 600, 600))]
+IN_TIME_SLICES = e.AttemptStarted(1.0, KEY, 99, Confinement(mechanism="timeslice", note="hunter2 says no"))
+UNDER_MPS = e.AttemptStarted(
+    1.0,
+    KEY,
+    99,
+    Confinement(
+        mechanism="mps",
+        guards=(
+            Guard(rung="mps", limit_mib=8_192, how="MPS's memory limit"),
+            Guard(rung="watchdog", limit_mib=8_192),
+        ),
+    ),
+)
 
 
-def test_a_placement_names_its_gpus_once() -> None:
-    event = e.TaskPlaced(1.0, KEY, BOOKED, "placed on GPU 1: idle, 40 GiB free")
-    (line,) = story([event], GPUS, whole=True)
-    assert line.text == "attempt 2: placed on GPU 1, 4.0 GiB booked (history), alone; idle, 40 GiB free"
+def test_the_lines_of_a_story_have_the_accepted_wording() -> None:
+    stories: dict[str, list[e.Durable]] = {
+        "no estimate": [NOT_ESTIMATED],
+        "placed on GPUs that the reason names too": [
+            e.TaskPlaced(1.0, KEY, BOOKED, "placed on GPU 1: idle, 40 GiB free")
+        ],
+        "memory grew": [*GROWTH],
+        "memory did not grow": [*GROWTH[:2]],
+        "time limit near": [e.TaskWarned(4.0, TASK, 10)],
+        "started under MPS": [UNDER_MPS],
+        "started in time slices": [IN_TIME_SLICES],
+    }
+    lines = {name: [line.text for line in story(events, GPUS, whole=True)] for name, events in stories.items()}
+    assert all(len(texts) == 1 for texts in lines.values())
+    assert_wording("story", {name: texts[0] for name, texts in lines.items()})
 
 
-def test_consecutive_observations_of_memory_are_one_line() -> None:
-    seen = [e.MemoryObserved(float(at), KEY, mib, energy_j=float(at)) for at, mib in enumerate((512, 512, 600, 600))]
-    (line,) = story(seen, GPUS, whole=True)
-    assert (line.at, line.text) == (2.0, "attempt 2: grew from 512 MiB to 600 MiB in 2 s")
-    (line,) = story(seen[:2], GPUS, whole=True)
-    assert (line.at, line.text) == (0.0, "attempt 2: holds 512 MiB")
+def test_what_the_owner_reads_is_not_for_everyone() -> None:
+    assert "train.py" not in sentence(NOT_ESTIMATED, GPUS)
+    assert "hunter2" not in sentence(IN_TIME_SLICES, GPUS)
+
+
+def test_consecutive_observations_of_memory_are_one_line_at_the_last_growth() -> None:
+    (line,) = story(GROWTH, GPUS, whole=True)
+    assert (line.at, re.findall(r"\d+ \w+", line.text)) == (2.0, ["512 MiB", "600 MiB", "2 s"])
+    (line,) = story(GROWTH[:2], GPUS, whole=True)
+    assert (line.at, re.findall(r"\d+ \w+", line.text)) == (0.0, ["512 MiB"])
     (line,) = story([e.MemoryObserved(5.1 + mib / 10_000, KEY, mib) for mib in (512, 600)], GPUS, whole=True)
-    assert line.text == "attempt 2: grew from 512 MiB to 600 MiB in 1 s", "not in none at all"
+    assert line.text.endswith(" 1 s"), "not in 0 s"
 
 
 def test_observations_of_different_attempts_are_separate_lines() -> None:
@@ -117,12 +143,8 @@ def test_observations_of_different_attempts_are_separate_lines() -> None:
         e.TaskWarned(4.0, TASK, 10),
         e.MemoryObserved(5.0, later, 400),
     ]
-    assert [(line.at, line.text) for line in story(events, GPUS, whole=True)] == [
-        (2.0, "attempt 2: grew from 512 MiB to 900 MiB in 1 s"),
-        (3.0, "attempt 3: holds 300 MiB"),
-        (4.0, "warned with signal 10: its time limit is near"),
-        (5.0, "attempt 3: holds 400 MiB"),
-    ]
+    lines = [(line.at, re.findall(r"\d+", line.text)) for line in story(events, GPUS, whole=True)]
+    assert lines == [(2.0, ["2", "512", "900", "1"]), (3.0, ["3", "300"]), (4.0, ["10"]), (5.0, ["3", "400"])]
 
 
 WATCHDOG = OutOfMemory("gpu", 137, None, 9_216, "stopped by the watchdog: it held 9.0 GiB")
@@ -172,28 +194,13 @@ def test_a_stop_of_an_earlier_attempt_is_not_the_end_of_the_next() -> None:
         e.TaskPlaced(5.0, next_one, BOOKED),
         e.AttemptEnded(6.0, next_one, Succeeded()),
     ]
-    told = [line.text for line in story(events, GPUS, whole=True)]
-    assert (told[1], told[-1]) == ("attempt 2: out of GPU memory, held 9.0 GiB", "attempt 3: succeeded")
+    lines = [line.text for line in story(events, GPUS, whole=True)]
+    assert "9.0 GiB" in lines[1]
+    assert lines[-1].endswith("succeeded")
 
 
 def test_a_gpu_that_is_gone_is_named_by_its_uuid() -> None:
-    assert sentence(e.GpuResumed(1.0, GpuId("GPU-9")), GPUS) == "GPU GPU-9 takes new tasks again"
-
-
-def test_the_start_of_an_attempt_names_its_mechanism_and_its_limits() -> None:
-    guards = (
-        Guard(rung="mps", limit_mib=8_192, how="MPS's memory limit"),
-        Guard(rung="watchdog", limit_mib=8_192),
-    )
-    event = e.AttemptStarted(1.0, KEY, 99, Confinement(mechanism="mps", guards=guards))
-    assert sentence(event, GPUS) == (
-        "task 7: attempt 2: started as process 99 under MPS, limited to 8.0 GiB by MPS's memory limit; "
-        "the watchdog checks it too"
-    )
-    event = e.AttemptStarted(1.0, KEY, 99, Confinement(mechanism="timeslice", note="hunter2 says no"))
-    (line,) = story([event], GPUS, whole=True)
-    assert line.text == "attempt 2: started as process 99 in time slices (hunter2 says no), no memory limit"
-    assert "hunter2" not in sentence(event, GPUS)
+    assert sentence(e.GpuResumed(1.0, GpuId("GPU-9")), GPUS).startswith("GPU GPU-9 ")
 
 
 def test_a_stop_by_the_watchdog_a_lost_server_and_a_time_limit_have_different_sentences() -> None:
