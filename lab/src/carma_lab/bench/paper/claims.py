@@ -14,7 +14,7 @@ from carma_lab.bench.paper.published import ARRIVALS, ENERGY, NEAR, PUBLISHED, R
 from carma_lab.bench.paper.variants import FEW_GPUS, LARGE
 
 MAKESPAN, SLOWDOWN, MAKESPAN_NO_CAP, NEAR_BOUND = 0.70, 1.3, 0.66, 1.10
-TASKS_PER_S, WHOLE_S = 2000.0, 60.0
+TASKS_PER_S, WHOLE_S = 400.0, 60.0
 SAME = 0.01  # of the makespan of exclusive GPUs: figures that are given with two digits
 SLACK = 0.01  # of a slowdown: the start of the process is in it, and is no part of a run alone
 GOODPUT, NO_CAP = "goodput", "goodput, no cap"
