@@ -2,13 +2,15 @@
 
     python -m lab.tools.structure 3796e707 f8f7eb90 3cee1219 HEAD > lab/results/structure/structure.json
 
-For each revision: lines of code (as tools/count_lines.py counts them), long functions, and `pip install` of the product
-into a fresh virtual environment, twice, without a cache of built wheels. It works on copies in a temporary directory.
+For each revision: lines of code (as tools/count_lines.py counts them), long functions, and three runs of `pip install`
+of the product into a fresh virtual environment, with the load of the machine at their start. It works on copies in a
+temporary directory.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -22,7 +24,7 @@ import msgspec
 from carma_lab.bench.machine import facts
 from tools.count_lines import SOURCES, code_lines, long_functions
 
-INSTALLS = 2
+INSTALLS = 3
 MIB = 2**20
 
 
@@ -59,13 +61,18 @@ def install(copy: Path, folder: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=folder) as place:
         environment = Path(place, "venv")
         subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-        before, began = size_mib(environment), time.monotonic()
-        pip = [str(environment / "bin" / "pip"), "--quiet"]
-        subprocess.run([*pip, "install", str(copy)], check=True, stdout=sys.stderr)
+        before, load, began = size_mib(environment), os.getloadavg()[0], time.monotonic()
+        pip = str(environment / "bin" / "pip")
+        subprocess.run([pip, "install", "--quiet", str(copy)], check=True, stdout=sys.stderr)
         took_s = time.monotonic() - began
-        frozen = subprocess.run([*pip, "list", "--format=freeze"], check=True, capture_output=True, text=True).stdout
+        frozen = subprocess.run([pip, "list", "--format=freeze"], check=True, capture_output=True, text=True).stdout
         packages = [line for line in frozen.split() if line.partition("==")[0] not in ("pip", "setuptools", "wheel")]
-        return {"seconds": round(took_s, 1), "mib": round(size_mib(environment) - before), "packages": packages}
+        return {
+            "load": round(load, 1),
+            "seconds": round(took_s, 1),
+            "mib": round(size_mib(environment) - before),
+            "packages": packages,
+        }
 
 
 def size_mib(folder: Path) -> float:

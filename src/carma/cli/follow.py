@@ -70,7 +70,9 @@ def _read(path: Path, offset: int, task: int, attempt: int | None, follow: bool)
     with path.open("rb") as file, connect() as client:
         file.seek(offset)
         while True:
-            ended = not follow or has_ended(client.task(task), attempt)  # before the read, which then is the last
+            ended = not follow or has_ended(
+                client.task(task), attempt
+            )  # checked before the read: if it has ended, this read is the last one
             while piece := file.read(CHUNK):
                 yield piece
             if ended:

@@ -22,7 +22,7 @@ class SteadyClock:
 
     The wall clock is read once, at the start; from then on the monotonic clock counts. On virtual GPUs, `speed` makes
     time pass faster. A clock that is ahead of the wall clock, because that was set back or because time passed faster
-    on virtual GPUs before, goes at half speed until the wall clock has caught up, except on such GPUs.
+    on virtual GPUs before, runs at half speed until the wall clock has caught up (not on virtual GPUs).
     """
 
     def __init__(

@@ -60,7 +60,9 @@ class MemoryStore:
         self._must_be_open()
         before = self._checkpoint.sequence if self._checkpoint else 0
         if not before <= checkpoint.sequence <= self._sequence:
-            raise ValueError(f"a checkpoint at {checkpoint.sequence} is not between {before} and {self._sequence}")
+            raise ValueError(
+                f"the checkpoint is at event {checkpoint.sequence}, not between {before} and {self._sequence}"
+            )
         for task in finished:
             if not isinstance(task.status, Finished):
                 raise ValueError(f"task {task.id} goes to the archive but has not finished")

@@ -109,7 +109,7 @@ class SqliteStore(SqliteArchive):
     def save(self, checkpoint: Checkpoint, finished: Sequence[Task]) -> None:
         if not self._checkpointed <= checkpoint.sequence <= self._sequence:
             bounds = f"{self._checkpointed} and {self._sequence}"
-            raise ValueError(f"a checkpoint at {checkpoint.sequence} is not between {bounds}")
+            raise ValueError(f"the checkpoint is at event {checkpoint.sequence}, not between {bounds}")
         used: dict[str, SharedValue] = {}
         with self._database.writing("store a checkpoint in") as connection:
             for task in finished:

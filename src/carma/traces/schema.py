@@ -14,13 +14,13 @@ import msgspec
 
 from carma.core.model.values import Demand, Record
 
-# seconds: a number of 0 or more, to MOST_S; share: 0 to 1; count, MiB, samples: a whole number of 0 or more; whole: of
-# any sign.
+# seconds: a number from 0 to MOST_S; share: 0 to 1; count, MiB, samples: a whole number from 0 to MOST; whole: a whole
+# number of any sign.
 Kind = Literal["seconds", "share", "count", "MiB", "samples", "whole", "text"]
 _UNITS = {"share": "share, 0 to 1", "whole": "", "text": ""}  # of the kinds that are no units themselves
-LEAST_S = 1e-3  # of a run
-MOST_S = 1e9  # thirty years, the limit of the daemon
-MOST = 10**15  # of counts
+LEAST_S = 1e-3  # minimum duration of a run
+MOST_S = 1e9  # maximum of all times: thirty years, the limit of the daemon
+MOST = 10**15  # maximum of counts
 
 
 class TraceColumn(NamedTuple):

@@ -58,8 +58,8 @@ def command(
     if not packed.files:
         from carma.errors import Refused
 
-        rows_said = f"none of {packed.report.rows:,} measured rows can be used" if packed.report.rows else "no rows"
-        raise Refused(f"nothing was packed: {rows_said}", "`carma dataset collect` measures these configs.")
+        reason = f"none of {packed.report.rows:,} measured rows can be used" if packed.report.rows else "no rows"
+        raise Refused(f"nothing was packed: {reason}", "`carma dataset collect` measures these configs.")
 
 
 def _print(packed: Packed) -> None:
@@ -68,6 +68,8 @@ def _print(packed: Packed) -> None:
     for why, count in report.dropped.items():
         click.echo(f"  {count:,} left out: {why} (as {report.examples[why]})")
     if packed.untied:
-        click.echo(f"  {packed.untied:,} were measured with weights apart that the config had tied; they are kept so")
+        click.echo(
+            f"  {packed.untied:,} were measured with separate weights although their config shared them; the config is corrected"
+        )
     for name, count in packed.files.items():
         click.echo(f"{name}: {count:,} rows, {packed.file_bytes[name]:,} bytes")

@@ -1,4 +1,6 @@
-"""The ranges that the generator draws from: a TOML file with types and checks. An error names the key."""
+"""The settings of the generator of configs: the ranges and weights from which it draws models. They are read from a
+TOML file (`ranges.toml` explains each key) and checked; an error names the key.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ Span = tuple[Positive, Positive]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Weight = Annotated[float, msgspec.Meta(ge=0)]
 Above = Annotated[float, msgspec.Meta(gt=0)]
-Counts = dict[Positive, Weight]  # a number and its weight
+Counts = dict[Positive, Weight]  # numbers with the weights by which they are drawn
 # As in inside/build.py, which needs torch.
 Activation = Literal[
     "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "tanh", "sigmoid", "softplus",
@@ -44,7 +46,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if isinstance(value, tuple) and len(value) == 2 and value[0] > value[1]:
                 raise ValueError(f"`{name}` begins with {value[0]} and ends with {value[1]}")
             if isinstance(value, dict) and not sum(value.values()) > 0:
-                raise ValueError(f"of `{name}`, none can be drawn")
+                raise ValueError(f"all weights of `{name}` are 0, so nothing can be drawn")
 
 
 class Common(Section, frozen=True):
@@ -54,7 +56,7 @@ class Common(Section, frozen=True):
     step_s: Above
     tensor_elements: Positive
     input_elements: Positive
-    rates: dict[Rate, Above]
+    rates: dict[Rate, Above]  # assumed arithmetic of the GPU, in 10^12 operations per second
     batches: dict[Literal["any", "power", "eights"], Weight]
     optimizers: dict[Optimizer, Weight]
     precisions: dict[Precision, Weight]

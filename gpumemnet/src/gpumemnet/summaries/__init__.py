@@ -61,7 +61,7 @@ def read_bytes(raw: bytes, *, batch: int | None = None, sample: Shape = ()) -> R
     if not raw.strip():
         raise Usage("it is empty", HINT)
     if raw.startswith(_ARCHIVE):
-        raise Usage("it is an archive, like a file of weights: that tells no layers", _PRINT)
+        raise Usage("it is an archive, such as a file of weights, which does not contain the layers", _PRINT)
     wide = raw.startswith((b"\xff\xfe", b"\xfe\xff"))
     if not wide and b"\0" in raw:
         raise Usage("it is no text, and does not begin like an ONNX file", HINT)

@@ -69,15 +69,15 @@ def check_total(counted: int, total: int | None, header: int, line: str) -> tupl
 
 
 def input_of(printed: Shape, sample: Shape, batch: int, input_mb: float | None) -> tuple[Shape, tuple[str, ...]]:
-    """The input with its batch, and a remark if --input (`sample`) contradicts the table. `printed` is the input in the
-    table; the batch is that of the table."""
+    """The input with its batch, and a remark if --input (`sample`) contradicts the table. `printed` and `batch` are
+    those of the table."""
     if not sample:
         return printed, ()
     if printed and printed[1:] != sample:
-        counts = (
+        ignored = (
             f"the table was made with an input of {show(printed[1:])}, which is used; --input {show(sample)} is ignored"
         )
-        return printed, (counts,)
+        return printed, (ignored,)
     if not printed and input_mb and not _fits(sample, batch, input_mb):
         problem = f"--input {show(sample)} differs from the input of the table, which has {input_mb:.2f} MB"
         return (batch, *sample), (f"{problem}; the outputs of the table are used",)

@@ -49,7 +49,7 @@ PANELS = (
         ),
         100.0,
     ),
-    Panel("memory (GiB)", 1 / 1024, (Curve("memory_mib", "held on a GPU", PURPLE),)),
+    Panel("memory (GiB)", 1 / 1024, (Curve("memory_mib", "used on a GPU", PURPLE),)),
     Panel("power (W)", 1.0, (Curve("power_w", "of a GPU", VERMILION),)),
     Panel("tasks", 1.0, (Curve("running", "running", BLUE), Curve("waiting", "waiting", VERMILION))),
 )
