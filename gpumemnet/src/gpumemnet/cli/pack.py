@@ -68,8 +68,7 @@ def _print(packed: Packed) -> None:
     for why, count in report.dropped.items():
         click.echo(f"  {count:,} left out: {why} (as {report.examples[why]})")
     if packed.untied:
-        click.echo(
-            f"  {packed.untied:,} were measured with separate weights although their config shared them; the config is corrected"
-        )
+        change = "were measured with separate weights although their config shared them; the config is corrected"
+        click.echo(f"  {packed.untied:,} {change}")
     for name, count in packed.files.items():
         click.echo(f"{name}: {count:,} rows, {packed.file_bytes[name]:,} bytes")
