@@ -151,7 +151,7 @@ def test_a_failed_measuring_is_reported_with_its_last_line(
     tmp_path: Path, options: collect.CollectOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     straw(tmp_path, monkeypatch, "print('first')\nsys.exit('there is no GPU to measure on')")
-    with pytest.raises(Refused, match="measuring failed: there is no GPU to measure on"):
+    with pytest.raises(Refused, match="no GPU"):
         collect.collect(options, sys.executable)
 
 

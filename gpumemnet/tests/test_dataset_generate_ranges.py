@@ -53,5 +53,5 @@ def test_a_mistake_is_named(tmp_path: Path, text: str, named: str) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Usage, match=r"none\.toml cannot be read"):
+    with pytest.raises(Usage, match=r"none\.toml"):
         load_ranges(tmp_path / "none.toml")

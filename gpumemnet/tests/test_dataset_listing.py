@@ -51,7 +51,7 @@ def test_a_full_disk_is_an_error_with_the_file_and_a_hint(tmp_path: Path) -> Non
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nulimit -f 0\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    with pytest.raises(Refused, match=r"l\.jsonl cannot be written: File too large") as refused:
+    with pytest.raises(Refused, match=r"l\.jsonl .*too large") as refused:
         Lister(str(python), tmp_path / "l.jsonl", 1).list([config("a")])
     assert refused.value.hint.startswith("--layers names the file")
 

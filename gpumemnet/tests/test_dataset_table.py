@@ -160,14 +160,14 @@ def test_columns_of_layers_are_equally_long(folder: Path, tmp_path: Path) -> Non
 def test_what_is_no_such_file_is_refused(folder: Path, tmp_path: Path) -> None:
     import pyarrow.parquet
 
-    with pytest.raises(Usage, match=r"nowhere\.parquet cannot be read"):
+    with pytest.raises(Usage, match=r"nowhere\.parquet"):
         read(tmp_path / "nowhere.parquet")
     (tmp_path / "text.parquet").write_text("no Parquet at all, but long enough to be looked at")
     with pytest.raises(Usage, match="is no Parquet file"):
         read(tmp_path / "text.parquet")
     whole = pyarrow.parquet.read_table(folder / "mlp.parquet")
     pyarrow.parquet.write_table(whole.drop_columns(["batch"]), tmp_path / "less.parquet")
-    with pytest.raises(Usage, match="the column batch is missing"):
+    with pytest.raises(Usage, match="column batch"):
         read(tmp_path / "less.parquet")
     pyarrow.parquet.write_table(whole.replace_schema_metadata({}), tmp_path / "other.parquet")
     with pytest.raises(Usage, match="no data set of format 1"):
@@ -177,7 +177,7 @@ def test_what_is_no_such_file_is_refused(folder: Path, tmp_path: Path) -> None:
 def test_two_families_are_no_file(folder: Path, tmp_path: Path) -> None:
     rows = [*read_rows(folder / "mlp.parquet")[0], *read_rows(folder / "cnn.parquet")[0]]
     write(tmp_path / "both.parquet", rows, [])
-    with pytest.raises(Usage, match="holds cnn, mlp, not one family"):
+    with pytest.raises(Usage, match="cnn, mlp"):
         read(tmp_path / "both.parquet")
 
 

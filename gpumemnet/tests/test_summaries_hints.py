@@ -45,7 +45,7 @@ def test_an_input_that_does_not_fit_a_printed_model(sample: tuple[int, ...]) -> 
 
 
 def test_parameters_that_are_not_printed() -> None:
-    with pytest.raises(Usage, match="does not tell how many parameters") as caught:
+    with pytest.raises(Usage, match="how many parameters") as caught:
         read_text("Net(\n  (0): StrangeLinear()\n)")
     assert caught.value.hint.startswith("A table of torchinfo counts them")
 
@@ -57,7 +57,7 @@ def test_nothing_is_called_so(raw: bytes) -> None:
 
 
 def test_a_file_of_weights_is_not_taken_for_a_summary() -> None:
-    with pytest.raises(Usage, match="an archive, like a file of weights") as caught:
+    with pytest.raises(Usage, match="an archive") as caught:
         read_bytes(b"PK\x03\x04" + bytes(100))
     assert "print(model)" in caught.value.hint
 

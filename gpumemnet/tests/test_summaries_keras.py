@@ -165,7 +165,7 @@ def test_blank_lines_that_were_lost(text: str) -> None:
 def test_rows_that_were_deleted() -> None:
     rows = [line for line in SEQUENTIAL_2.splitlines() if "Normalization)" not in line]
     assert read_text("\n".join(line for line in rows if "(Batch" not in line)).remarks == (IN_TORCH,)  # 128 of 54,538
-    with pytest.raises(Usage, match="the rows below have 448 parameters, the total says 54,538: rows are missing"):
+    with pytest.raises(Usage, match=r" 448 .* 54,538"):
         read_text("\n".join(line for line in SEQUENTIAL_2.splitlines() if "(Dense)" not in line))
 
 

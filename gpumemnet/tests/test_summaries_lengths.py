@@ -124,7 +124,7 @@ def test_rows_that_are_no_words() -> None:
 def test_numbers_of_words_are_nothing_that_a_layer_takes() -> None:
     text = "Net(\n  (words): Embedding(1000, 16)\n  (head): Linear(in_features=5, out_features=4, bias=True)\n)"
     for length in (5, 6):
-        with pytest.raises(Usage, match=r"line 3 .* it takes 5 features"):
+        with pytest.raises(Usage, match=r"line 3 .* 5 features"):
             read_text(text, sample=(length,))
 
 

@@ -83,7 +83,7 @@ def test_a_loop_has_layers_of_its_own(tmp_path: Path) -> None:
     )
     nodes = [node("Gemm", "x w", "first"), node("Loop", "turns go first", "out", body=body)]
     inputs = [value("x", "batch", 16), value("turns", kind=INTEGER), value("go", kind=9)]
-    with pytest.raises(Usage, match=r"the node 'out' \(Loop\) of the ONNX graph holds a graph of its own"):
+    with pytest.raises(Usage, match=r"'out' \(Loop\)"):
         read_file(written(tmp_path / "net.onnx", nodes, inputs, [weight("w", 16, 16)]), batch=4)
 
 

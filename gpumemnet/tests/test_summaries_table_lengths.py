@@ -125,5 +125,5 @@ def test_a_table_of_places_that_ends_before() -> None:
 
 
 def test_an_image_beside_a_table_of_words() -> None:
-    with pytest.raises(Usage, match="--input 3x24x24 does not fit: the model looks up words, 24 in a sample"):
+    with pytest.raises(Usage, match=r"3x24x24 .* 24 in"):
         read_text(BARE, sample=(3, 24, 24))

@@ -114,7 +114,7 @@ def test_a_full_disk_leaves_the_old_model_and_names_the_file(file: Path) -> None
     def call() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, 4_000))
-        with pytest.raises(Refused, match=r"mlp-mlp\.onnx\S* cannot be written: File too large"):
+        with pytest.raises(Refused, match=r"mlp-mlp\.onnx.*too large"):
             write(NEW, file)
 
     assert in_fork(call) == 0
@@ -137,7 +137,7 @@ def test_where_the_facts_cannot_be_written_the_old_model_stays(file: Path, monke
 
 def test_the_graph_of_another_model_is_refused(file: Path) -> None:
     file.with_suffix(".onnx").write_bytes(GRAPHS[2.0])
-    with pytest.raises(PluginError, match=r"is not the graph that mlp-mlp\.json was written with"):
+    with pytest.raises(PluginError, match=r"mlp-mlp\.json"):
         read_pair(file)
     file.with_suffix(".onnx").unlink()
     with pytest.raises(PluginError, match="is missing"):

@@ -112,7 +112,7 @@ def test_windows_do_not_overlap_and_belong_to_the_seed() -> None:
 
 
 def test_too_many_windows_are_refused() -> None:
-    with pytest.raises(Usage, match="3 windows of 30 are wanted"):
+    with pytest.raises(Usage, match="3 windows of 30"):
         workloads.windows(workloads.generated(60, 4, seed=2), 3, 30, 4, seed=0)
 
 

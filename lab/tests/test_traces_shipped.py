@@ -217,5 +217,5 @@ def test_a_bad_table_says_what_is_wrong(lines: list[str], complaint: str) -> Non
 
 def test_a_name_may_stand_in_a_table_once() -> None:
     header, row = "name,gpus,memory_mib,seconds,sm_active,sm_occupancy,dram_active", "a,1,100,10,0,0,0"
-    with pytest.raises(BadTrace, match=r"^my.csv line 3: name: a is there twice$"):
+    with pytest.raises(BadTrace, match=r"^my\.csv line 3: name: a "):
         parse_table([header, row, row], "my.csv")

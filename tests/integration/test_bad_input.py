@@ -197,7 +197,7 @@ def test_only_the_owner_and_administrators_may_see_a_task() -> None:
     task = world.task(world.submit(100, owner=ALICE))
     require_owner(Identity(uid=ALICE.uid, gid=ALICE.gid, name="alice"), task, "cancel")
     require_owner(Identity(uid=0, gid=0, name="root", admin=True), task, "cancel")
-    with pytest.raises(NotAllowed, match=r"cancel: task 1 belongs to alice; you are bob"):
+    with pytest.raises(NotAllowed, match=r"task 1 .*alice.*bob"):
         require_owner(Identity(uid=BOB.uid, gid=BOB.gid, name="bob"), task, "cancel")
 
 

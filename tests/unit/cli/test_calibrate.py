@@ -180,7 +180,7 @@ def test_a_limit_that_makes_no_sense(limit: str, capsys: pytest.CaptureFixture[s
 def test_an_interpreter_without_torch_is_refused(tmp_path: Path) -> None:
     environ = {"PATH": str(tmp_path), "PYTHONPATH": ""}
     (tmp_path / "python3").symlink_to("/bin/false")
-    with pytest.raises(NotRunnable, match=r"python3 has no torch.*python is not there") as caught:
+    with pytest.raises(NotRunnable, match=r"python3 .*torch") as caught:
         calibrate.find_python(None, environ)
     assert "--python" in caught.value.hint
     with pytest.raises(NotRunnable, match="nowhere is not there"):

@@ -204,15 +204,15 @@ def test_one_more_than_may_wait_is_refused_with_what_to_do(served: Served) -> No
 
 def test_an_array_counts_with_all_of_its_tasks(served: Served) -> None:
     bob = served.client(BOB_UID)
-    with pytest.raises(errors.QuotaReached, match=r"0 of 3 waiting tasks .*and 4 more are submitted"):
+    with pytest.raises(errors.QuotaReached, match=r"0 of 3 .* 4 more"):
         bob.submit(served.request("true", array=ArrayAsk(indices=(1, 2, 3, 4))))
     assert len(bob.submit(served.request("true", array=ArrayAsk(indices=(1, 2, 3)))).ids) == 3
 
 
 def test_what_the_quota_never_allows_is_refused(served: Served) -> None:
-    with pytest.raises(errors.QuotaReached, match="3 GPUs, and user alice may hold 2"):
+    with pytest.raises(errors.QuotaReached, match=r"3 GPUs.*alice.* 2"):
         served.client(ALICE_UID).submit(served.request("true", gpus=3))
-    with pytest.raises(errors.QuotaReached, match="may run no task here"):
+    with pytest.raises(errors.QuotaReached, match="no task"):
         served.client(1003).submit(served.request("true"))
     with pytest.raises(errors.QuotaReached):
         served.client(ALICE_UID).submit(served.request("true", gpus=3, dry_run=True))

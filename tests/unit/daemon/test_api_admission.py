@@ -142,7 +142,7 @@ def test_an_array_that_cannot_work_is_refused(
 )
 def test_an_array_that_repeats_too_much_for_each_task_is_refused(served: Served, fields: dict[str, Any]) -> None:
     command = fields.pop("command", ("true",))
-    with pytest.raises(errors.TooLarge, match="repeated for each task"):
+    with pytest.raises(errors.TooLarge, match="each task"):
         served.client().submit(served.request(*command, array=ArrayAsk(tuple(range(10_000))), **fields))
 
 

@@ -262,7 +262,7 @@ def test_the_default_limit_of_waiting_tasks_holds_for_an_administrator_and_says_
     request = served.request("true", array=ArrayAsk(tuple(range(10_000))), held=True)
     client.submit(request)
     client.submit(request)
-    with pytest.raises(errors.QuotaReached, match=r"has 20000 of 20000 waiting tasks \(quota\.waiting\)") as caught:
+    with pytest.raises(errors.QuotaReached, match=r"20000 .*quota\.waiting") as caught:
         client.submit(served.request("true"))
     assert "cancel some" in caught.value.hint
 

@@ -220,7 +220,7 @@ def _ended(outcome: o.Outcome, whole: bool) -> str:
 
 
 def without_words(outcome: o.Outcome) -> o.Outcome:
-    """The story without the program's last output, which may show what it does, and without the reason that a user
+    """The outcome without the program's last output, which may show what it does, and without the reason that a user
     gave."""
     match outcome:
         case o.Failed() | o.OutOfMemory():
