@@ -1,7 +1,7 @@
 """Puts the figures of the data set into its card, gpumemnet/datasets/README.md: `python -m lab.tools.dataset_card`.
 
-`--check` writes nothing and says whether it is up to date. Figures stand between two remarks of the page; where a file
-of the data set is not there, nothing is said of it: no figure without a measurement.
+`--check` writes nothing and says whether it is up to date. Figures stand between two comments of the page. A missing
+file of the data set has no figures: no figure without a measurement.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Holds the demands of the shipped traces' tasks against what was published, and writes what comes out.
+"""Compares the demands of the shipped traces' tasks with published figures, and writes the differences.
 
     python -m lab.tools.profile_tables --check lab/results/simulation/demands.json
 

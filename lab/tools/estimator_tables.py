@@ -1,9 +1,9 @@
 """Puts the tables of estimators into the documentation, from the files of results: `python -m
 lab.tools.estimator_tables`.
 
-`--check` writes nothing and says whether they are up to date. A table stands between two remarks of a page,
-`<!-- estimators: … -->` and `<!-- end -->`. Where its file of results is not there, nothing may stand between them: no
-figure without a measurement.
+`--check` writes nothing and says whether they are up to date. A table stands between two comments of a page, `<!--
+estimators: … -->` and `<!-- end -->`. If its file of results is missing, it must be empty: no figure without a
+measurement.
 """
 
 from __future__ import annotations

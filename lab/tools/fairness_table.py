@@ -1,8 +1,8 @@
-"""What taking turns does for users of unequal load, simulated, and the tables of docs/fairness.md made of it.
+"""Effect of fair shares on users of unequal load, simulated, and the tables of docs/fairness.md.
 
     python -m lab.tools.fairness_table
 
-Each trace is made by chance from a seed: users whose tasks are drawn from the same table, each with a rate of their
+Each trace is random, from a seed: users whose tasks are drawn from the same table, each with a rate of their
 own. It is run with fairness.enabled off and on. Finish-time fairness and Jain's index are those of `carma run-report`
 (carma_lab/reports/fairness.py).
 """

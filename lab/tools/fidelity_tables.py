@@ -1,4 +1,4 @@
-"""Puts how true the simulator is, and what sharing gained on a real card, into the pages: `python -m
+"""Writes the simulator's errors and the gains of sharing on a real card into the pages: `python -m
 lab.tools.fidelity_tables`.
 
 `--check` writes nothing and says whether they are up to date. Figures come from lab/results/simulation/fidelity and

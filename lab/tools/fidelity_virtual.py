@@ -1,4 +1,4 @@
-"""How true the simulator is on virtual GPUs: real processes through a real daemon, recorded and simulated again.
+"""The simulator's errors on virtual GPUs: real processes under a real daemon, recorded and simulated again.
 
     python -m lab.tools.fidelity_virtual --out lab/results/simulation/fidelity
 

@@ -1,4 +1,4 @@
-"""Constants of predicted demands (carma/trial/demand/constants.json), and how well they do.
+"""Fits the constants of predicted demands (carma/trial/demand/constants.json) and measures their errors.
 
     python -m lab.tools.fit_demand
 

@@ -4,7 +4,7 @@ the H200's line.
     python -m lab.tools.fit_power
 
 The A100's is least squares over what was published of tasks alone on one (lab/results/a100/solo.csv: SM activity, DRAM
-activity and watts of each GPU that a task works on). Limit and idle are given, not fitted; why is said in the module.
+activity and watts of each GPU that a task works on). Limit and idle are given, not fitted; the module gives the reason.
 The H200's line comes from core/scheduling/sharing_model.py; here it is held against lab/results/h200/profiles.json.
 Needs scipy.
 """

@@ -1,4 +1,4 @@
-"""Learns what cuDNN takes for a convolution from measured rows, and says how wrong it is about nets it has not seen.
+"""Learns cuDNN's workspaces of convolutions from measured rows, and prints its errors for nets that it has not seen.
 
     python -m lab.tools.fit_workspaces ROWS.jsonl… [--check] [--without FAMILY…] [--out FILE]
 

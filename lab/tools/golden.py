@@ -1,4 +1,4 @@
-"""Decision logs that are kept: what every policy decides on two small traces, as text, in lab/tests/golden.
+"""Golden decision logs: every decision of every policy on two small traces, as text, in lab/tests/golden.
 
 `python -m lab.tools.golden` compares them with what the program decides now and prints the differences; `--write`
 writes them again, which belongs to every change that is meant to change decisions. A line is one decision of the core:

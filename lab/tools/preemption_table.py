@@ -1,8 +1,8 @@
-"""What asking tasks to save does for urgent ones, and costs the others, simulated; and the table of docs/preemption.md.
+"""Effect of preemption on urgent tasks, and its cost for the others, simulated, and the table of docs/preemption.md.
 
     python -m lab.tools.preemption_table
 
-Each trace is made by chance from a seed: background tasks that can be asked to save, and now and then an urgent one of
+Each trace is random, from a seed: background tasks that can be asked to save, and now and then an urgent one of
 higher priority. It is run without preemption, and with it at two prices of a save.
 """
 

@@ -1,4 +1,4 @@
-"""Scales the tasks measured on an H200 to an A100 40 GB, and says how far that is from what was published.
+"""Scales the tasks measured on an H200 to an A100 40 GB, and prints the difference from published figures.
 
     python -m lab.tools.profile_tables
     python -m lab.tools.profile_tables --write lab/src/carma_lab/traces/tasks.csv

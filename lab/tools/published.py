@@ -1,4 +1,4 @@
-"""What was published of the traces' tasks on A100s of 40 GB: alone (lab/results/a100/solo.csv), in exclusive runs."""
+"""Published figures of the traces' tasks on A100s of 40 GB: alone (lab/results/a100/solo.csv) and in exclusive runs."""
 
 from __future__ import annotations
 

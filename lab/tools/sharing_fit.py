@@ -1,5 +1,5 @@
-"""Fits core/scheduling/sharing_model.py, compares it with other forms on tasks left out, and says how far it is off
-elsewhere.
+"""Fits core/scheduling/sharing_model.py, compares it with other forms on tasks left out, and gives its errors on other
+data.
 
     python -m lab.tools.sharing_fit --data ../shared/data/interference
 

@@ -1,4 +1,4 @@
-"""Draws what the sharing model said of tasks left out against what was measured: for lab/tools/sharing_fit.py."""
+"""Draws the sharing model's predictions for tasks left out over the measured rates: for lab/tools/sharing_fit.py."""
 
 from __future__ import annotations
 

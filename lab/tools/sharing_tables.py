@@ -1,4 +1,4 @@
-"""Puts how far the sharing model is off into docs/simulation.md: `python -m lab.tools.sharing_tables`.
+"""Writes the errors of the sharing model into docs/simulation.md: `python -m lab.tools.sharing_tables`.
 
 `--check` writes nothing and says whether the page is up to date. Figures come from lab/results/simulation/sharing.json.
 """

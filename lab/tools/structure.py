@@ -1,6 +1,6 @@
 """Size and installation of the program at several revisions, for lab/results/structure/README.md.
 
-    python -m lab.tools.structure 3796e707 f8f7eb90 3cee1219 HEAD > lab/results/structure/structure.json
+    python -m lab.tools.structure 3796e707 3cee1219 HEAD > lab/results/structure/structure.json
 
 For each revision: lines of code (as tools/count_lines.py counts them), long functions, and three runs of `pip install`
 of the product into a fresh virtual environment, with the load of the machine at their start. It works on copies in a

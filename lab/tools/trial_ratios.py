@@ -1,5 +1,5 @@
-"""Writes lab/src/carma_lab/simulator/trial_ratios.csv: how far the trial run's estimate and bound lay from the truth,
-run by run.
+"""Writes lab/src/carma_lab/simulator/trial_ratios.csv: ratios of the trial run's estimate and bound to the measured
+memory, run by run.
 
     python -m lab.tools.trial_ratios
 

@@ -1,4 +1,5 @@
-"""Reads off what convolutions took in whole trainings: rows for `lab.tools.fit_workspaces`, on standard output.
+"""Extracts the workspaces of convolutions from whole training runs: rows for `lab.tools.fit_workspaces`, on standard
+output.
 
     python -m lab.tools.workspace_rows truth.jsonl TRACES > rows.jsonl
 

@@ -1,5 +1,5 @@
-"""How long a decision takes with 10,000 tasks in the queue: the core alone, in process, on 64 GPUs and as they become
-more.
+"""Duration of a decision with 10,000 tasks in the queue: the core alone, in process, on 64 and on other numbers of
+GPUs.
 
 Three cases. *plain*: every GPU has its four tasks, so that no task can start. *placing*: every GPU has room for one
 more, so one pass places 64 tasks. *dearest*, the slowest case: every GPU has room and is quiet, so that each examined

@@ -1,4 +1,4 @@
-"""What a figure was measured on. A figure without it means nothing."""
+"""The machine and the versions under which a figure was measured, and timers."""
 
 from __future__ import annotations
 

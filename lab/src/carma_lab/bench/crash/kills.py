@@ -1,7 +1,7 @@
 """Signals at random moments: to the daemon, to runners, to commands, and to several of them at once.
 
-The moments and the kinds are drawn from a seed. What the machine does in between is not, so a run can be repeated in
-its choices and not in its results.
+The moments and the kinds are drawn from a seed. What the machine does in between is not, so a second run has the same
+kills and may have other results.
 """
 
 from __future__ import annotations

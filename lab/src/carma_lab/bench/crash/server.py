@@ -1,7 +1,7 @@
 """The daemon under test: a home of its own, starts, kills, and its processes as /proc shows them.
 
 1. Starts a daemon within about 0.1 s, by a fork of a process that has loaded all modules; or cold, as `carma up`.
-2. Signals it, and reports an end that was not asked for.
+2. Signals it, and reports an end that was not requested.
 3. Finds the runner and the command of every living attempt.
 
 It relies on the public API and on /proc only, not on the files of an attempt.

@@ -1,7 +1,6 @@
-"""The client of the crash study: submits without a break, and remembers what was acknowledged.
-
-Some tasks are cancelled, some are asked to save and leave. Each task appends one line to a file of its own when it
-starts: its attempt and a token that no other start has.
+"""The client of the crash study: submits without a pause, and remembers what was acknowledged. Some tasks are
+cancelled, some are preempted. Each task appends one line to its own file when it starts: its attempt and a token that
+no other start has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`carma bench crash`: kills at random moments beside a stream of submissions, and copies of the database.
 
-It prints the figures and exits with 1 where an acknowledged task was lost, run twice, stuck or given a wrong outcome,
-or where the daemon ended by itself.
+It prints the figures and exits with 1 if an acknowledged task was lost, run twice, stuck or given a wrong outcome, or
+if the daemon ended by itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What models that people use keep busy alone on a card, each with the description that a trial run would give.
+"""Measured demands of models in use, alone on a card, each with the description that a trial run would give.
 
     python -m carma_lab.bench.memory.cases > cases.jsonl
     python -m carma_lab.bench.gpu.demands --cases cases.jsonl --out demands.jsonl

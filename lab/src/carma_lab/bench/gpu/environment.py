@@ -1,4 +1,4 @@
-"""What the studies of sharing have in common. Tests substitute the sampler, the workers and the way of sharing.
+"""Common parts of the studies of sharing. Tests substitute the sampler, the workers and the mechanism.
 
 1. `StudyMachine`: GPUs, workers on them, and the mechanisms by which workers share a GPU.
 2. `Study`: workers, clock, what was left out, and the head of the file of one run.

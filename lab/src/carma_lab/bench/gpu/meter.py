@@ -1,4 +1,4 @@
-"""What a GPU showed over a span: activity, power and energy.
+"""Activity, power and energy of a GPU over a span.
 
 Activity, power and memory come from the sampler that the daemon uses, at even distances. GPM's figures are averages
 between two samples, so their mean is the mean of the span. To be cheap, that sampler asks for the energy counter and

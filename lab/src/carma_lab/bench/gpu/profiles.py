@@ -1,9 +1,9 @@
-"""What each task of the published traces asks of a card when it runs alone: `python -m carma_lab.bench.gpu.profiles`.
+"""Demand of each task of the published traces when it runs alone on a card: `python -m carma_lab.bench.gpu.profiles`.
 
 All in one process, one task after the other; the file is whole after each. Needs torch, torchvision, transformers and
 NVML's Python binding, nothing else: it is made to be run where nothing can be installed. As in the authors' scripts the
-loss is looked at after each step, so that the processor does not run ahead; the data lies on the card already, so what
-is measured is a step without its loader (lab/tools/profile_tables.py puts it in).
+loss is read after each step, so that the processor does not run ahead; the data lies on the card already, so what is
+measured is a step without its loader (lab/tools/profile_tables.py puts it in).
 """
 
 from __future__ import annotations

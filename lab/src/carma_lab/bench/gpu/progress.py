@@ -1,7 +1,8 @@
-"""What an interference table says, from its rows alone: progress against running alone, and what percentages change.
+"""Figures of an interference table, from its rows: progress relative to running alone, and the effect of MPS
+percentages.
 
 Rates drift while a study runs (up to 13 % for tasks that wait for their CPU side), so every task is measured alone at
-the beginning, in the middle and at the end, and a group is held against the rate alone at its own moment.
+the beginning, in the middle and at the end, and a group is compared with the rate alone at its own time.
 """
 
 from __future__ import annotations

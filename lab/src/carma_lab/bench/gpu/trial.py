@@ -1,7 +1,8 @@
-"""`carma bench gpu`: a private daemon on this machine's GPUs, real training tasks, and what was promised of sharing.
+"""`carma bench gpu`: a private daemon on this machine's GPUs, real training tasks, and tests of what the documentation
+promises about sharing.
 
 Each part writes its JSON file as soon as it is done: `tasks` and `exclusive` tasks.json, `oom` oom.json, `restart`
-restart.json. A part that fails is on record as such, and the next one runs. All of it ends within the limit; what that
+restart.json. A part that fails is recorded as failed, and the next one runs. All of it ends within the limit; what that
 leaves no time for is named, and counts as not shown.
 """
 

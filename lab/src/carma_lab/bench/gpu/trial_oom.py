@@ -1,8 +1,8 @@
 """A provoked OOM: a task exceeds its booking while three innocent tasks share its GPU, under each guard and under none.
 
-Two innocents train. The third, the filler, has booked much of the GPU and takes it late, within its booking; so when
-the grower has helped itself meanwhile, it is the filler that fails. What the rungs must show: only the grower is
-stopped, it is recognised as out of memory, it comes back with a booking that is large enough, and everything ends well.
+Two innocents train. The third, the filler, has booked much of the GPU and takes it late, within its booking; so if the
+grower has taken memory meanwhile, the filler fails. What must hold under each guard: only the grower is stopped, it is
+recognised as out of memory, it comes back with a booking that is large enough, and everything ends well.
 """
 
 from __future__ import annotations

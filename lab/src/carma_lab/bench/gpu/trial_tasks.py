@@ -2,8 +2,8 @@
 truth.
 
 The truth is what each task wrote into its own log (steps, when, how much memory PyTorch reserved) and how busy each is
-known to keep the GPU when it runs alone. Gate and warm-up are off, because tasks of seconds would spend their lives
-waiting for the one before to settle; bookings, caps and the limit of four on a GPU hold as always.
+known to keep the GPU when it runs alone. Gate and warm-up are off, because tasks of a few seconds would mostly wait for
+others to settle; bookings, caps and the limit of four on a GPU hold as always.
 """
 
 from __future__ import annotations

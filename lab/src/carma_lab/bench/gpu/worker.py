@@ -2,8 +2,8 @@
 
 Orders come as JSON lines on standard input, `{"start": T, "warm_s": W, "measure_s": M}` with T on the machine's
 monotonic clock, which all processes share; answers go out as JSON lines. At most two steps are in flight, as in a
-training loop that looks at its loss, so what is counted has really been done. Waiting for a step takes no processor
-time, so that the CPU use in the answer is the task's own work. It ends when its input ends.
+training loop that reads its loss, so that counted steps are done. Waiting for a step takes no processor time, so that
+the CPU use in the answer is the task's own work. It ends when its input ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Worker processes that stay: started once, ordered many times, so that a measurement costs its seconds only.
+"""Persistent worker processes: started once and used many times, so that a measurement needs no start-up.
 
 A worker that dies or does not answer raises an exception with the last line that it wrote; the study never hangs.
 """

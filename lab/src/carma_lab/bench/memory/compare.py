@@ -1,4 +1,5 @@
-"""`carma bench estimators`: estimators against what training runs really took, asked as `carma estimate` asks them."""
+"""`carma bench estimators`: compares estimators with the measured memory of training runs. They are called as by `carma
+estimate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a comparison of estimators is written down, and shown to people."""
+"""The file of a comparison of estimators, and its printed form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far estimates are off, summed up. Pure: answers in, figures out."""
+"""Errors of estimates, summarised. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`carma bench memory-truth`: what the zoo's training runs really take on this machine's GPU.
+"""`carma bench memory-truth`: memory that the zoo's training runs take on this machine's GPU.
 
 The measuring itself is `zoo/truth.py`, run by the interpreter that has torch. This half finds that interpreter, writes
-down the cases and counts what came of them.
+the cases and counts their results.
 """
 
 from __future__ import annotations
