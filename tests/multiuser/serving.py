@@ -127,6 +127,11 @@ def shell(person: Person, daemon: Daemon, script: str, **more: Any) -> int:
     return submit(person, daemon, "/bin/sh", "-c", script, **more)
 
 
+def until_exists(path: Path) -> str:
+    """A line of a script that waits for a file."""
+    return f"while [ ! -e {path} ]; do sleep 0.02; done"
+
+
 def output_of(person: Person, daemon: Daemon, script: str, **more: Any) -> str:
     """What a script prints when it runs as a task of this user."""
     task = shell(person, daemon, script, **more)

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import secrets
+import signal
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.harness import Daemon
+from tests.harness import Daemon, until
 from tests.multiuser.people import Person
-from tests.multiuser.serving import attempt_folder, ended, shell, submit, try_submit
+from tests.multiuser.serving import (
+    ask_as,
+    attempt_folder,
+    ended,
+    pid_of,
+    runner_of,
+    running,
+    shell,
+    submit,
+    try_submit,
+    until_exists,
+)
 
 RECORDS = ("claim.json", "started.json", "exit.json", "exit.json.tmp", "told.json", "held.json", "stop", "runner.log")
 
@@ -112,12 +126,116 @@ def test_an_output_file_belongs_to_its_submitter_with_the_submitters_umask(
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022])
-def test_the_output_that_carma_keeps_is_for_its_owner_only(daemon: Daemon, alice: Person, umask: int) -> None:
-    task = shell(alice, daemon, "echo private; echo private >&2", umask=umask)
+def test_the_output_that_carma_keeps_is_for_its_owner_only_and_after_the_end_for_the_daemon_only(
+    daemon: Daemon, alice: Person, umask: int
+) -> None:
+    go = alice.home / f"go-{secrets.token_hex(4)}"
+    task = shell(alice, daemon, f"echo private; echo private >&2; {until_exists(go)}", umask=umask)
+    running(daemon, task)
+    logs = [attempt_folder(daemon, task) / name for name in ("stdout.log", "stderr.log")]
+    for log in logs:
+        assert (log.stat().st_uid, stat.S_IMODE(log.stat().st_mode) & 0o077) == (alice.uid, 0)
+    go.touch()
     assert ended(daemon, task).exit_code == 0
-    for name in ("stdout.log", "stderr.log"):
-        about = (attempt_folder(daemon, task) / name).stat()
-        assert (about.st_uid, stat.S_IMODE(about.st_mode) & 0o077) == (alice.uid, 0)
+    for log in logs:
+        assert (log.stat().st_uid, stat.S_IMODE(log.stat().st_mode)) == (0, 0o400)
+    assert ask_as(alice, daemon, "GET", f"/tasks/{task}/logs").body == b"private\n"
+
+
+def append(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(bytes(1 << 20))
+
+
+AFTER_THE_END: dict[str, Callable[[Path, Path], object]] = {
+    "append": lambda log, _: append(log),
+    "read": lambda log, _: log.read_bytes(),
+    "touch": lambda log, _: os.utime(log, (2**31, 2**31)),  # so that it would never be old enough to be removed
+    "link": lambda log, new: os.link(log, new),
+    "open_to_all": lambda log, _: log.chmod(0o666),
+}
+
+
+@pytest.mark.parametrize("change", AFTER_THE_END.values(), ids=AFTER_THE_END.keys())
+def test_the_submitter_has_no_access_to_the_kept_output_of_an_ended_attempt(
+    daemon: Daemon, alice: Person, change: Callable[[Path, Path], object]
+) -> None:
+    task = shell(alice, daemon, "echo output; chmod 666 /dev/stdout; exit 3")
+    ended(daemon, task)
+    log, new = attempt_folder(daemon, task) / "stdout.log", alice.home / secrets.token_hex(4)
+    with pytest.raises(PermissionError):
+        alice.act(lambda: change(log, new) and None)
+    assert log.read_text() == "output\n"
+
+
+def test_the_submitter_has_no_access_to_the_kept_output_after_the_runner_was_killed(
+    daemon: Daemon, alice: Person
+) -> None:
+    task = shell(alice, daemon, "echo output; sleep 1000")
+    pids = runner_of(daemon, task), pid_of(daemon, task)
+    log = attempt_folder(daemon, task) / "stdout.log"
+    until(lambda: log.read_text() == "output\n", "it has written its output")
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert (ended(daemon, task).outcome or {})["kind"] == "lost"
+    until(lambda: stat.S_IMODE(log.stat().st_mode) == 0o400, "the output is sealed")
+    with pytest.raises(PermissionError):
+        alice.act(lambda: append(log))
+    assert log.stat().st_uid == 0
+
+
+def opened_before(go: Path, mapped: bool) -> Callable[[Path], Callable[[], None]]:
+    """Opens the file now, and writes 4 MiB to it once `go` exists."""
+
+    def attack(log: Path) -> Callable[[], None]:
+        def work() -> None:
+            fd = os.open(log, os.O_RDWR if mapped else os.O_RDWR | os.O_APPEND)
+            memory = mmap.mmap(fd, 0) if mapped else None
+            if memory is not None:
+                os.close(fd)
+            go.with_suffix(".opened").touch()
+            until(go.exists, "the attempt has ended")
+            if memory is not None:
+                memory[:4] = b"ABCD"
+            else:
+                os.write(fd, bytes(4 << 20))
+            go.with_suffix(".written").touch()
+
+        return work
+
+    return attack
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["descriptor", "mapping"])
+def test_a_file_that_was_opened_before_the_end_changes_nothing_that_is_kept(
+    daemon: Daemon, alice: Person, mapped: bool
+) -> None:
+    go, end = (alice.home / f"{name}-{secrets.token_hex(4)}" for name in ("go", "end"))
+    task = shell(alice, daemon, f"echo output; {until_exists(end)}; exit 3")
+    log = attempt_folder(daemon, task) / "stdout.log"
+    running(daemon, task)
+    until(lambda: log.read_text() == "output\n", "it has written its output")
+    with alice.background(opened_before(go, mapped)(log)):
+        until(go.with_suffix(".opened").exists, "alice has opened her output")
+        end.touch()
+        ended(daemon, task)
+        go.touch()
+        until(go.with_suffix(".written").exists, "alice has written to it")
+        assert log.read_text() == "output\n"
+        assert log.stat().st_blocks * 512 <= 1 << 20
+
+
+def test_a_second_name_of_the_output_is_not_what_is_kept(daemon: Daemon, alice: Person) -> None:
+    """It would take space after the output was removed, which no quota of the submitter counts."""
+    end, name = (alice.home / f"{name}-{secrets.token_hex(4)}" for name in ("end", "name"))
+    task = shell(alice, daemon, f"echo output; {until_exists(end)}; exit 3")
+    running(daemon, task)
+    log = attempt_folder(daemon, task) / "stdout.log"
+    alice.act(lambda: os.link(log, name))
+    end.touch()
+    ended(daemon, task)
+    assert (log.stat().st_nlink, log.stat().st_uid, log.read_text()) == (1, 0, "output\n")
+    assert name.stat().st_uid == alice.uid
 
 
 def test_a_task_does_not_run_in_a_directory_that_is_closed_to_its_submitter(

@@ -89,7 +89,7 @@ class AttemptReport(Record, frozen=True, kw_only=True):
     key: AttemptKey
     pid: int | None = None
     started_at: float | None = None
-    claimed: bool = False  # a runner has the order and is starting the command
+    claimed: bool = False  # a runner has the order; with no pid it is starting the command, or cannot be asked now
     outcome: Outcome | None = None  # None: it has not ended
     ended_at: float | None = None
     confinement: Confinement | None = None  # None: it has not started

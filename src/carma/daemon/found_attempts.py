@@ -47,7 +47,7 @@ def _events_of(state: State, entry: AttemptReport, now: float, guilty: Sequence[
             outcome = Disrupted(entry.trouble)  # it failed before it could be stopped
         event = ended(state, entry.key, outcome, ended_at, guilty)
         events.append(replace(event, untold=True) if _untold(status, entry) else event)
-    elif isinstance(status, Running) and entry.pid is None:
+    elif isinstance(status, Running) and entry.pid is None and not entry.claimed:
         reason = "its record is gone: the attempt's directory was removed while it ran"
         events.append(ended(state, entry.key, Lost(reason), now))
     elif entry.trouble is not None and status.ending is None:

@@ -22,6 +22,7 @@ from carma.core.model.values import AttemptKey, TaskId
 from carma.daemon.runtime import BackgroundThread
 from carma.daemon.shell import Shell
 from carma.launch.attempt_files import AttemptFiles, key_of
+from carma.launch.attempt_records import EXIT
 from carma.store.sqlite import SqliteStore
 
 log = logging.getLogger("carma.daemon")
@@ -43,7 +44,8 @@ async def keep_tidy(shell: Shell, store: SqliteStore, log_dir: Path) -> None:
     thread = BackgroundThread("housekeeping")
     await asyncio.sleep(FIRST_S)
     try:
-        await drop_records(thread, log_dir, lambda key: shell.state.active.get(key.task) == key)
+        files = AttemptFiles(log_dir, max_output_bytes=shell.settings.launch.max_output_mib << 20)
+        await drop_records(thread, files, lambda key: shell.state.active.get(key.task) == key)
     except Exception:
         log.exception("removing the records of ended attempts failed")
     while keep_days > 0:
@@ -65,7 +67,7 @@ async def prune(shell: Shell, store: SqliteStore, ended_before: float) -> None:
 
 
 async def remove_old(thread: BackgroundThread, log_dir: Path, is_live: IsLive, before: float) -> int:
-    """Remove attempt directories that were last changed before that time and whose task is not in memory, also those
+    """Remove directories of attempts that ended before that time and whose task is not in memory, also those
     of a database that no longer exists. Returns their number."""
     old = _old(log_dir, is_live, before)
     removed = await _for_each(thread, old, lambda directory: shutil.rmtree(directory, ignore_errors=True))
@@ -74,10 +76,9 @@ async def remove_old(thread: BackgroundThread, log_dir: Path, is_live: IsLive, b
     return removed
 
 
-async def drop_records(thread: BackgroundThread, log_dir: Path, is_active: Callable[[AttemptKey], bool]) -> None:
+async def drop_records(thread: BackgroundThread, files: AttemptFiles, is_active: Callable[[AttemptKey], bool]) -> None:
     """Remove records of ended attempts that the daemon did not remove because it was killed, or that come from an older
-    version (its order.json holds the submitter's environment)."""
-    files = AttemptFiles(log_dir)
+    version (its order.json holds the submitter's environment, and its output belongs to the submitter)."""
 
     def drop(key: AttemptKey) -> None:
         with contextlib.suppress(OSError):
@@ -121,7 +122,10 @@ def _old(log_dir: Path, is_live: IsLive, before: float) -> Iterator[str]:
 
 
 def _changed_at(directory: str) -> float:
-    """The newest change of the directory or of a file in it; a log that is still written is new."""
+    """The end of the attempt. Not the times of its output, which an older version left to the submitter. Without a
+    record of the end: the newest change of the directory or of a file in it; a log that is still written is new."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.stat(os.path.join(directory, EXIT), follow_symlinks=False).st_mtime
     try:
         with os.scandir(directory) as entries:
             newest = max((entry.stat(follow_symlinks=False).st_mtime for entry in entries), default=0.0)

@@ -20,10 +20,11 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from carma import procfs
 from carma.core.model.values import AttemptKey, Confinement, TaskId
 from carma.launch import attempt_records as records
+from carma.launch import output_files
 from carma.launch.exit_outcome import ExitRecord, LastWords, StopRecord
-from carma.launch.output_files import TAIL_BYTES
 
 _DIRECTORY = re.compile(r"([0-9]+)\.([0-9]+)")
 Stream = Literal["stdout", "stderr"]
@@ -57,8 +58,11 @@ T = TypeVar("T", Claim, Started, ExitRecord, StopRecord, SharingRecord)
 
 
 class AttemptFiles:
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    def __init__(self, directory: str | os.PathLike[str], *, max_output_bytes: int = 0) -> None:
+        """`max_output_bytes`: of each log file of an attempt that has ended; 0 for no limit."""
         self.directory = os.path.abspath(directory)
+        self.max_output_bytes = max_output_bytes
+        self.boot_id = procfs.boot_id()
 
     def path(self, key: AttemptKey, name: str = "") -> str:
         """Path of a file; without a name the attempt's own directory, with a slash at its end."""
@@ -70,6 +74,9 @@ class AttemptFiles:
 
     def exists(self, key: AttemptKey, name: str = "") -> bool:
         return os.path.lexists(self.path(key, name))
+
+    def alive(self, who: Claim) -> bool:
+        return who.boot_id == self.boot_id and procfs.alive(who.pid, who.start_ticks)
 
     def claim(self, key: AttemptKey) -> Claim | None:
         return self._read(key, records.CLAIM, Claim)
@@ -97,20 +104,25 @@ class AttemptFiles:
         return self.path(key, records.LOGS[which])
 
     def open_log(self, key: AttemptKey, which: Stream) -> int | None:
-        """A descriptor for reading CARMA's own log file of this attempt; None if it does not exist (yet)."""
+        """A descriptor for reading CARMA's own log file of this attempt; None if it does not exist (yet). Raises
+        BlockingIOError while the submitter holds a lease on it (`fcntl` F_SETLEASE): only the owner of a file can take
+        one, and not while the runner has it open."""
         return _open_own(self.log_path(key, which))
 
     def last_words(self, key: AttemptKey, ending: ExitRecord) -> LastWords:
         """The ends of both outputs: as the runner recorded them, otherwise from CARMA's own log files."""
         stderr, stdout = ending.stderr_tail, ending.stdout_tail
         return LastWords(
-            stderr if stderr is not None else self.read_tail(key, records.LOGS["stderr"], TAIL_BYTES),
-            stdout if stdout is not None else self.read_tail(key, records.LOGS["stdout"], TAIL_BYTES),
+            stderr if stderr is not None else self.read_tail(key, records.LOGS["stderr"], output_files.TAIL_BYTES),
+            stdout if stdout is not None else self.read_tail(key, records.LOGS["stdout"], output_files.TAIL_BYTES),
         )
 
     def read_tail(self, key: AttemptKey, name: str, limit: int) -> str:
-        """The last `limit` bytes of one of CARMA's own log files."""
-        fd = _open_own(self.path(key, name))
+        """The last `limit` bytes of one of CARMA's own log files; "" while the submitter holds a lease on it."""
+        try:
+            fd = _open_own(self.path(key, name))
+        except BlockingIOError:
+            return ""
         if fd is None:
             return ""
         try:
@@ -121,13 +133,20 @@ class AttemptFiles:
 
     def drop_records(self, key: AttemptKey) -> None:
         """Called once the outcome is in the database: only exit.json, without the tails, and logs that are not empty
-        stay. Because of exit.json the attempt is never started again, not even by a daemon on an older copy of the
-        database."""
+        stay, closed to the submitter. Because of exit.json the attempt is never started again, not even by a daemon on
+        an older copy of the database. Nothing is done to an attempt that another database may know as running."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path(key, "order.json"))  # of an older version; it contains the submitter's environment
-        ending = self.ending(key)
-        if ending is None:
+        ending, claim = self.ending(key), self.claim(key)
+        if ending is None and claim is not None and self.alive(claim):
             return
+        for name in records.LOGS.values():
+            output_files.seal(self.path(key, name), self.max_output_bytes)
+        os.chmod(self.path(key), 0o700)  # with names in it out of reach, no hard link to them can be made
+        if ending is not None:
+            self._drop_all_but_the_end(key, ending)
+
+    def _drop_all_but_the_end(self, key: AttemptKey, ending: ExitRecord) -> None:
         if ending.stdout_tail is not None or ending.stderr_tail is not None:
             short = msgspec.structs.replace(ending, stdout_tail=None, stderr_tail=None)
             records.write(self.path(key, records.EXIT), msgspec.to_builtins(short), durable=False)

@@ -30,8 +30,9 @@ ENDED = frozenset((EXIT, *LOGS.values()))  # files that stay once the outcome is
 
 RESERVED_BYTES = 4096  # more than an exit record needs; see `reserve`
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 10.0
-TRANSIENT = frozenset(  # errors that pass by themselves: no space, no memory, too many open files
-    (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO)
+NO_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))  # errors of the machine, not of one file
+TRANSIENT = NO_RESOURCES | frozenset(  # errors that pass by themselves: no space, no memory, too many open files
+    (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EIO)
 )
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 

@@ -7,6 +7,7 @@ only saves work: `poll` is called several times a second and costs one system ca
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal as signals
 import sys
@@ -30,9 +31,11 @@ from carma.launch.confinement import GpuConfiner, task_environment
 from carma.launch.confinement_records import DEVICE_FILES, ConfinementRecords
 from carma.launch.exit_outcome import ExitRecord, judge_exit
 from carma.launch.mps import MpsServers
-from carma.launch.output_paths import named_outputs
 from carma.launch.process_tree import TOKEN_VARIABLE, ProcessTrees
+from carma.launch.runner_start import order_record, spawn_runner
 from carma.launch.supervisor import NO_SPACE
+
+log = logging.getLogger("carma.launch")
 
 TAKEOVERS = 3  # how often an order is given again after a runner died before it started the command
 START_TIMEOUT_S = 60.0
@@ -63,15 +66,16 @@ class ProcessLauncher:
         max_output_mib: int = MAX_OUTPUT_MIB,
     ) -> None:
         """`max_output_mib`: of each of CARMA's own log files; 0 for no limit."""
-        self.files = AttemptFiles(directory)
-        self._start_timeout_s, self._max_output_mib = start_timeout_s, max_output_mib
+        self.files = AttemptFiles(directory, max_output_bytes=max_output_mib * 2**20)
+        self._start_timeout_s = start_timeout_s
         self._extra = dict(extra_environment or {})
         self._run_as_submitter = run_as_submitter
         self._groups, self._servers = groups, servers
-        self._boot_id = procfs.boot_id()
         self._children: dict[int, AttemptKey] = {}  # runners that we started and have not reaped
         self._started: dict[AttemptKey, Started] = {}
         self._refused: dict[AttemptKey, Failed | LaunchFailed] = {}
+        self._unreadable: set[AttemptKey] = set()  # logged since the last successful poll
+        self._unreleased: set[AttemptKey] = set()  # records that could not be dropped
         self._trees = ProcessTrees(groups)
         self._confinements = ConfinementRecords(
             self.files, confiner or GpuConfiner(Sharing(), None), servers, self._trees, device_files
@@ -106,7 +110,8 @@ class ProcessLauncher:
             os.mkdir(self.files.path(order.key), mode)
         arranged = self._confinements.arrange(order)
         record = records.encode(self._order_record(order, arranged.environment))
-        self._children[self._spawn(order.key, record)] = order.key
+        arguments = [*RUNNER, self.files.path(order.key)]
+        self._children[spawn_runner(arguments, self.files.path(order.key, records.RUNNER_LOG), record)] = order.key
 
     def _refuse(self, key: AttemptKey, outcome: Failed | LaunchFailed) -> AttemptReport:
         self._confinements.forget(key)
@@ -119,7 +124,7 @@ class ProcessLauncher:
         if claim is None:
             return False
         takeovers = self._takeovers(key)
-        if self._alive(claim) or takeovers >= TAKEOVERS or self.files.exists(key, records.STARTED):
+        if self.files.alive(claim) or takeovers >= TAKEOVERS or self.files.exists(key, records.STARTED):
             return True
         os.rename(self.files.path(key, records.CLAIM), self.files.path(key, f"dead-claim-{takeovers + 1}"))
         return False
@@ -128,24 +133,15 @@ class ProcessLauncher:
         return sum(self.files.exists(key, f"dead-claim-{number}") for number in range(1, TAKEOVERS + 1))
 
     def _order_record(self, order: LaunchOrder, variables: Mapping[str, str]) -> dict[str, object]:
-        spec = order.spec
-        stdout, stderr = named_outputs(order.key, order.owner, spec)
         token = uuid.uuid4().hex
-        identity = {"uid": order.owner.uid, "gid": order.owner.gid, "name": order.owner.name}
-        return {
-            "command": list(spec.command),
-            "directory": spec.directory,
-            "environment": {**task_environment(order, self._extra), **variables, TOKEN_VARIABLE: token},
-            "umask": spec.umask,
-            "identity": identity if order.owner.uid != os.geteuid() else None,
-            "stdout": stdout,
-            "stderr": stderr,
-            "grace_s": order.grace_s,
-            "start_timeout_s": self._start_timeout_s,
-            "max_output_bytes": self._max_output_mib * 2**20,
-            "cgroup_procs": self._cgroup_procs(order.key),
-            "token": token,
-        }
+        return order_record(
+            order,
+            {**task_environment(order, self._extra), **variables, TOKEN_VARIABLE: token},
+            start_timeout_s=self._start_timeout_s,
+            max_output_bytes=self.files.max_output_bytes,
+            cgroup_procs=self._cgroup_procs(order.key),
+            token=token,
+        )
 
     def _cgroup_procs(self, key: AttemptKey) -> list[str]:
         """The files through which the runner joins the attempt's cgroup; none if it cannot be created."""
@@ -154,29 +150,13 @@ class ProcessLauncher:
         except OSError:
             return []
 
-    def _spawn(self, key: AttemptKey, order: bytes) -> int:
-        """The runner gets its order as a file in memory."""
-        arguments = [*RUNNER, self.files.path(key)]
-        write = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        memory = os.memfd_create("carma-order", os.MFD_CLOEXEC)
-        try:
-            records.write_all(memory, order)
-            files = [
-                (os.POSIX_SPAWN_DUP2, memory, 0),
-                (os.POSIX_SPAWN_OPEN, 1, self.files.path(key, records.RUNNER_LOG), write, 0o600),
-                (os.POSIX_SPAWN_DUP2, 1, 2),
-            ]
-            return os.posix_spawn(arguments[0], arguments, os.environ, file_actions=files, setsid=True)
-        finally:
-            os.close(memory)
-
     # Polling.
 
     def poll(self, keys: Iterable[AttemptKey]) -> tuple[AttemptReport, ...]:
         ended = self._reap()
         if self._servers is not None:
             self._servers.refresh()
-        return tuple(self._find(key, ended) for key in keys)
+        return tuple(self._find_if_readable(key, ended) for key in keys)
 
     def _reap(self) -> dict[AttemptKey, int]:
         """Our own runners that ended since the last call, with their exit status."""
@@ -191,6 +171,21 @@ class ProcessLauncher:
                 del self._children[pid]
         return ended
 
+    def _find_if_readable(self, key: AttemptKey, ended: Mapping[AttemptKey, int]) -> AttemptReport:
+        """An attempt whose files cannot be read counts as claimed, so that the ends of all others are recorded. Where
+        the machine has no descriptors or no memory left, no attempt can be read: that error is raised."""
+        try:
+            found = self._find(key, ended)
+        except OSError as error:
+            if error.errno in records.NO_RESOURCES:
+                raise
+            if key not in self._unreadable:
+                log.error("the files of attempt %s cannot be read; it is tried again: %s", key, error)
+            self._unreadable.add(key)
+            return AttemptReport(key=key, claimed=True)
+        self._unreadable.discard(key)
+        return found
+
     def _find(self, key: AttemptKey, ended: Mapping[AttemptKey, int]) -> AttemptReport:
         started = self._started.get(key)
         # A runner that has written its exit record may hang in its end, on a file system that does not answer.
@@ -201,7 +196,7 @@ class ProcessLauncher:
         return self._find_by_files(key) or self._find_unclaimed(key, ended)
 
     def _runner_lives(self, started: Started) -> bool:
-        return started.runner.pid in self._children or self._alive(started.runner)
+        return started.runner.pid in self._children or self.files.alive(started.runner)
 
     def _find_unclaimed(self, key: AttemptKey, ended: Mapping[AttemptKey, int]) -> AttemptReport:
         """No runner has claimed it: our runner has not yet, or has failed, or the order may be given again."""
@@ -216,7 +211,7 @@ class ProcessLauncher:
     def _find_by_files(self, key: AttemptKey) -> AttemptReport | None:
         """None if no runner has claimed it. The order of the checks matters: a runner writes, then ends."""
         claim = self.files.claim(key)
-        alive = claim is not None and self._alive(claim)
+        living = claim is not None and self.files.alive(claim)
         ending = self.files.ending(key)
         started = self.files.started(key)
         if ending is not None:
@@ -224,18 +219,18 @@ class ProcessLauncher:
         if claim is None:
             return None
         if started is None:
-            return self._find_unstarted(key, claim, alive)
-        if alive or (started.runner.boot_id == self._boot_id and procfs.alive(started.pid, started.start_ticks)):
+            return self._find_unstarted(key, claim, living)
+        if living or (started.runner.boot_id == self.files.boot_id and procfs.alive(started.pid, started.start_ticks)):
             self._started[key] = started
             return self._found_running(key, started)
-        if started.runner.boot_id != self._boot_id:
+        if started.runner.boot_id != self.files.boot_id:
             return self._ended(key, started, Lost("the machine restarted"))
         self._trees.signal(key, started, signals.SIGKILL)  # the rest of the tree holds GPU memory without a booking
         return self._ended(key, started, Lost("its runner was killed, so its exit status is unknown"))
 
-    def _find_unstarted(self, key: AttemptKey, claim: Claim, alive: bool) -> AttemptReport:
+    def _find_unstarted(self, key: AttemptKey, claim: Claim, living: bool) -> AttemptReport:
         """Claimed and not started yet. The runner enforces the start-up timeout; one that hangs itself is killed."""
-        if alive:
+        if living:
             return self._check_runner(key, claim.pid)
         if self._takeovers(key) < TAKEOVERS:
             return AttemptReport(key=key)
@@ -286,9 +281,6 @@ class ProcessLauncher:
         self._confinements.forget(key)
         return found
 
-    def _alive(self, who: Claim) -> bool:
-        return who.boot_id == self._boot_id and procfs.alive(who.pid, who.start_ticks)
-
     # Signals and process trees.
 
     def signal(self, key: AttemptKey, signal: int) -> None:
@@ -308,7 +300,7 @@ class ProcessLauncher:
             if signal == signals.SIGKILL and requested:
                 self._end_runner(key)
             return
-        if started.runner.boot_id != self._boot_id:
+        if started.runner.boot_id != self.files.boot_id:
             return
         self._trees.signal(key, started, signal)
         if signal == signals.SIGKILL:
@@ -318,7 +310,7 @@ class ProcessLauncher:
         """End a runner that has not started the command: without it the command never starts. The order is given again,
         and the next runner finds the request to stop."""
         claim = self.files.claim(key)
-        if claim is not None and claim.boot_id == self._boot_id and not self.files.exists(key, records.EXIT):
+        if claim is not None and claim.boot_id == self.files.boot_id and not self.files.exists(key, records.EXIT):
             procfs.send(claim.pid, claim.start_ticks, signals.SIGKILL)
         elif claim is None and (pid := self._own_runner(key)) is not None:
             os.kill(pid, signals.SIGKILL)  # our own child, not reaped yet
@@ -338,7 +330,7 @@ class ProcessLauncher:
         """Recorded before the signal: a task that ends by it is known to have been asked, also if the daemon is killed
         right after it. If the daemon is killed between the two, the task goes on, which does no harm."""
         started = self._known(key)
-        if started is None or started.runner.boot_id != self._boot_id:
+        if started is None or started.runner.boot_id != self.files.boot_id:
             return False
         if self._asked_at(key) == asked_at:
             return True
@@ -358,7 +350,7 @@ class ProcessLauncher:
 
     def pids(self, keys: Iterable[AttemptKey]) -> dict[int, AttemptKey]:
         known = {key: self._known(key) for key in keys}
-        return self._trees.members({k: s for k, s in known.items() if s and s.runner.boot_id == self._boot_id})
+        return self._trees.members({k: s for k, s in known.items() if s and s.runner.boot_id == self.files.boot_id})
 
     def _known(self, key: AttemptKey) -> Started | None:
         return self._started.get(key) or self.files.started(key)
@@ -372,7 +364,10 @@ class ProcessLauncher:
         return self._servers.pids() if self._servers is not None else frozenset()
 
     def maintain(self) -> None:
-        """Called every few seconds: stops MPS servers and removes cgroups that are no longer needed."""
+        """Called every few seconds: drops records that could not be dropped, stops MPS servers and removes cgroups that
+        are no longer needed."""
+        for key in tuple(self._unreleased):
+            self._drop_records(key)
         if self._servers is not None:
             self._servers.stop_idle(self._confinements.needed_servers())
         if self._groups is not None:
@@ -391,5 +386,11 @@ class ProcessLauncher:
         self._refused.pop(key, None)
         if self._groups is not None:
             self._groups.remove(key)
-        with contextlib.suppress(OSError):  # retried by housekeeping
+        self._drop_records(key)
+
+    def _drop_records(self, key: AttemptKey) -> None:
+        """Retried after an error: a full disk, or a lease of the submitter on the output."""
+        self._unreleased.add(key)
+        with contextlib.suppress(OSError):
             self.files.drop_records(key)
+            self._unreleased.discard(key)

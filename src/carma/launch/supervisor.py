@@ -167,8 +167,6 @@ class SupervisedAttempt:
                 if "readers" in report:
                     readers = zip(report["readers"].items(), fds, strict=True)
                     self.readers = {name: (fd, size) for (name, size), fd in readers}
-                    if limit_bytes := self.order["max_output_bytes"]:
-                        self.limits = [OutputLimit(self.path + records.LOGS[stream], limit_bytes) for stream in logs]
                     self.record_start()
                     ours.send(child.PERMISSION)
         except ConnectionError:  # the child was killed; `wait` returns the signal
@@ -205,14 +203,18 @@ class SupervisedAttempt:
             raise NotStarted(signal=stop["signal"], message="stopped before it started")
 
     def own_logs(self) -> dict[str, int]:
-        """Log files by stream, in the attempt's directory, which only the daemon's user can change. If the submitter
-        named a file, the child opens it with the submitter's rights."""
+        """Log files by stream, in a directory that only the daemon's user can change. If the submitter named
+        a file, the child opens it with the submitter's rights. The files belong to the submitter while the command
+        runs, so that it can open /dev/stdout; the runner has them open until they are sealed, so that the submitter
+        can take no lease on them, which would block the daemon."""
         logs: dict[str, int] = {}
         identity = self.order.get("identity")
         for stream in child.STREAMS:
             if self.order[stream] is None:
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-                logs[stream] = os.open(self.path + records.LOGS[stream], flags, 0o600)
+                path = self.path + records.LOGS[stream]
+                logs[stream] = os.open(path, flags, 0o600)
+                self.limits.append(OutputLimit(path, self.order["max_output_bytes"]))
                 if identity is not None:
                     os.fchown(logs[stream], identity["uid"], identity["gid"])
         return logs
@@ -262,11 +264,19 @@ class SupervisedAttempt:
                 limit.shorten()
             except OSError:  # a full disk: retried at the next check
                 continue
-        if not self.limits:
+        if not any(limit.limit_bytes for limit in self.limits):
             return 3600.0
         return FAST_SIZE_CHECK_S if any(limit.grows_fast for limit in self.limits) else SIZE_CHECK_S
 
     # Ending.
+
+    def seal_logs(self) -> None:
+        """Before the end is on record: the daemon then opens no file of the submitter."""
+        for limit in self.limits:
+            try:
+                limit.seal()
+            except OSError:  # a full disk; the daemon repeats it
+                continue
 
     def end_leftovers(self, signalled: bool) -> None:
         """End processes that outlive their command: they hold GPU memory that no booking covers. They get the grace
@@ -296,7 +306,7 @@ class SupervisedAttempt:
             time.sleep(PAUSE_S)
 
     def record_exit(self, ending: dict[str, Any], tails: dict[str, str]) -> bool:
-        self.shorten_logs()
+        self.seal_logs()
         before, after = self.oom_kills_before, oom_kills()
         record: dict[str, Any] = {
             "ended_at": time.time(),

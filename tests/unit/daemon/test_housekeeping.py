@@ -16,6 +16,7 @@ from carma.core.model.values import AttemptKey, TaskId
 from carma.daemon import housekeeping
 from carma.daemon.runtime import BackgroundThread
 from carma.daemon.startup import systemd_unit as unit
+from carma.launch.attempt_files import AttemptFiles
 
 T = TypeVar("T")
 OLD, NEW = 1_000.0, 2_000.0
@@ -59,6 +60,15 @@ def test_a_log_that_was_written_lately_keeps_its_directory(tmp_path: Path) -> No
     directory = attempt(tmp_path, "1.1", OLD)
     os.utime(directory / "stdout.log", (NEW, NEW))
     assert removed(tmp_path, before=1_500.0) == 0
+
+
+def test_an_ended_attempt_is_as_old_as_the_record_of_its_end_whatever_its_output_says(tmp_path: Path) -> None:
+    directory = attempt(tmp_path, "1.1", OLD)
+    (directory / "exit.json").write_text("{}")
+    os.utime(directory / "exit.json", (OLD, OLD))
+    os.utime(directory / "stdout.log", (NEW, NEW))
+    assert removed(tmp_path, before=1_500.0) == 1
+    assert not directory.exists()
 
 
 def test_a_link_in_the_log_directory_is_not_followed(tmp_path: Path) -> None:
@@ -128,7 +138,7 @@ def test_records_that_a_killed_daemon_or_an_older_version_left_are_removed(tmp_p
     active = AttemptKey(TaskId(2), 1)
 
     async def drop() -> None:
-        await housekeeping.drop_records(BackgroundThread("test"), tmp_path, lambda key: key == active)
+        await housekeeping.drop_records(BackgroundThread("test"), AttemptFiles(tmp_path), lambda key: key == active)
 
     asyncio.run(drop())
     left = {name: sorted(os.listdir(tmp_path / name)) for name in ("1.1", "2.1", "3.1")}

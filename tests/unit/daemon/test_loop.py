@@ -11,7 +11,15 @@ from typing import Any, cast
 import pytest
 
 from carma.core.attempt_end import ended
-from carma.core.model.events import AttemptStarted, Durable, GpusFound, StopRequested, TaskSubmitted, UseNoted
+from carma.core.model.events import (
+    AttemptEnded,
+    AttemptStarted,
+    Durable,
+    GpusFound,
+    StopRequested,
+    TaskSubmitted,
+    UseNoted,
+)
 from carma.core.model.outcome import Disrupted, Failed, Outcome, OutOfMemory
 from carma.core.model.settings import Gate, Rules, WarmUp, WindowRules
 from carma.core.model.status import Running
@@ -251,6 +259,14 @@ def test_the_confinement_of_an_attempt_is_recorded_at_its_start() -> None:
     assert event == AttemptStarted(world.now, key, 5, HELD.confinement)
     world.emit(event)
     assert world.task(task).attempts[-1].confinement == HELD.confinement
+
+
+def test_a_running_attempt_that_cannot_be_read_at_the_moment_goes_on() -> None:
+    world, key, other = shared_world()
+    found = [AttemptReport(key=key, claimed=True), AttemptReport(key=other)]
+    (event,) = finder.events_of(world.state, found, world.now)
+    assert isinstance(event, AttemptEnded)
+    assert event.key == other  # this one's directory is gone
 
 
 def test_a_lost_server_requests_one_stop_and_does_not_replace_an_earlier_one() -> None:

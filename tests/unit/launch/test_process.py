@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from carma.core.model.outcome import Failed, Lost, OutOfMemory, Succeeded
 from carma.core.model.values import Owner, TaskSpec
 from carma.core.ports import AttemptReport
 from carma.launch import attempt_records as records
+from carma.launch import output_files
 from carma.launch.process import RUNNER, ProcessLauncher
 from carma.testing.launcher_contract import key, look, order_of, until, until_ended, until_running
 from tests.launch_orders import gone, read_pid, runner_of, shell, spec_of, tidy, until_file
@@ -266,3 +268,57 @@ def test_an_attempt_whose_directory_was_removed_is_unknown(launcher: ProcessLaun
     until_ended(launcher, key())
     shutil.rmtree(place / str(key()))
     until(lambda: look(launcher, key()) == AttemptReport(key=key()))  # once its runner has ended
+
+
+def test_an_attempt_whose_records_cannot_be_read_does_not_hide_the_ends_of_others(
+    launcher: ProcessLauncher, place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    go = tmp_path / "go"
+    for task in (1, 2, 3):
+        launcher.launch(order_of(shell(until_file(go, code=task)), task))
+        until_running(launcher, key(task))
+    exit_record = place / str(key(2)) / records.EXIT
+    exit_record.mkdir()  # in place of a record on a damaged disk
+    go.touch()
+    for task in (1, 3):
+        assert until_ended(launcher, key(task)) == Failed(task)
+    for known in (launcher, ProcessLauncher(place, run_as_submitter=False)):  # also after a restart
+        for _ in range(3):
+            found = known.poll([key(1), key(2), key(3)])
+            assert [report.outcome for report in found] == [Failed(1), None, Failed(3)]
+            assert found[1] == AttemptReport(key=key(2), claimed=True)
+    assert [text for text in caplog.messages if str(key(2)) in text] == [
+        f"the files of attempt 2.1 cannot be read; it is tried again: [Errno 21] Is a directory: '{exit_record}'"
+    ] * 2
+    exit_record.rmdir()
+    exit_record.write_text('{"ended_at": 1.0, "code": 2}')
+    assert until_ended(launcher, key(2)) == Failed(2)
+
+
+@pytest.mark.parametrize("number", sorted(records.NO_RESOURCES))
+def test_a_machine_without_descriptors_or_memory_fails_the_poll(
+    launcher: ProcessLauncher, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(launcher.files, "claim", refused)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        launcher.poll([key()])
+
+
+def test_records_that_could_not_be_dropped_are_dropped_later(
+    launcher: ProcessLauncher, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leased(*_: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "leased")
+
+    launcher.launch(order_of(shell("echo out")))
+    until_ended(launcher, key())
+    with monkeypatch.context() as patched:
+        patched.setattr(output_files, "seal", leased)
+        launcher.release(key())
+        launcher.maintain()
+    assert (place / str(key()) / records.STARTED).exists()
+    launcher.maintain()
+    assert sorted(os.listdir(place / str(key()))) == ["exit.json", "stdout.log"]

@@ -23,7 +23,7 @@ from carma.core.model.values import AttemptKey, TaskId, tag_of
 from carma.core.state import State
 from carma.daemon.shell import Shell
 from carma.daemon.views.story import as_on_record, sentence
-from carma.errors import NotFound
+from carma.errors import NotFound, Refused
 from carma.launch.attempt_files import AttemptFiles
 from carma.launch.output_paths import named_outputs
 from carma.wire.api_types import StreamEvent
@@ -71,9 +71,13 @@ class LogFile:
         self._file: int | None = None
 
     def open(self) -> int | None:
-        """The descriptor; None while there is no file."""
+        """The descriptor; None while there is no file. Raises Refused while the submitter holds a lease on it."""
         if self._file is None:
-            self._file = self._open_file()
+            try:
+                self._file = self._open_file()
+            except BlockingIOError as error:
+                message = "the output cannot be opened: a process of its owner holds a lease on it (fcntl F_SETLEASE)"
+                raise Refused(message, "end that process, or try again in a minute") from error
             if self._file is not None:
                 if self._tail is not None:
                     self.offset = tail_offset(self._file, self._tail)
@@ -81,8 +85,10 @@ class LogFile:
         return self._file
 
     def read(self) -> bytes:
-        """The next piece; empty at the end."""
-        file = self.open()
+        """The next piece; empty at the end, and while the file cannot be opened."""
+        file = None
+        with contextlib.suppress(Refused):
+            file = self.open()
         if file is None:
             return b""
         self._skip_hole(file)
