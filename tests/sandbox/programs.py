@@ -70,6 +70,39 @@ MEMORY = {
         [held.write(b'x' * 65536) for _ in range({size} // 65536)]
         os.close(fd)
     """,
+    "memfd in the queue of a socket": """
+        import array, os, socket
+        ours, theirs = socket.socketpair()
+        for _ in range(4):
+            fd = os.memfd_create('a')
+            ours.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [fd]))])
+            [os.write(fd, bytes(65536)) for _ in range({size} // 65536 // 4)]
+            os.close(fd)
+    """,
+    "memfd in the queue of a socket that is in the queue of a socket": """
+        import array, os, socket
+        pass_on = lambda end, fd: end.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [fd]))])
+        ours, theirs = socket.socketpair()
+        for _ in range(4):
+            fd = os.memfd_create('a')
+            pass_on(ours, fd)
+            [os.write(fd, bytes(65536)) for _ in range({size} // 65536 // 4)]
+            os.close(fd)
+        outer, outer_end = socket.socketpair()
+        pass_on(outer, theirs.fileno())
+        theirs.close()
+    """,
+    "memfd registered with io_uring": """
+        import ctypes, os, sys
+        call = ctypes.CDLL(None).syscall
+        for _ in range(4):
+            ring = call(425, 8, ctypes.create_string_buffer(120))  # io_uring_setup
+            fd = os.memfd_create('a')
+            if ring < 0 or call(427, ring, 2, (ctypes.c_int * 1)(fd), 1) < 0:  # IORING_REGISTER_FILES
+                sys.exit("no io_uring")
+            [os.write(fd, bytes(65536)) for _ in range({size} // 65536 // 4)]
+            os.close(fd)
+    """,
     "shm file": """
         held = open('/dev/shm/a', 'wb')
         [held.write(bytes(65536)) for _ in range({size} // 65536)]

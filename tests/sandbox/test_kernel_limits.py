@@ -42,7 +42,27 @@ def no_search() -> Cgroups | str:
 
 
 def test_a_scope_comes_first() -> None:
-    assert find(no_search, SCOPE, lambda _: True) == KernelLimits(scope=SCOPE)
+    assert find(no_search, SCOPE, lambda _: True) == KernelLimits(scope=(*SCOPE, "-p", "OOMPolicy=continue"))
+
+
+@pytest.mark.parametrize("knows_policy", [True, False])
+def test_a_scope_is_not_stopped_when_memory_runs_out_in_it_where_systemd_can_be_told(
+    tmp_path: Path, knows_policy: bool
+) -> None:
+    """Otherwise systemd ends the supervisor before it can report that memory was the reason."""
+    program = tmp_path / "systemd-run"
+    refuse = "" if knows_policy else 'case "$*" in *OOMPolicy*) exit 1 ;; esac\n'
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n{refuse}exit 0\n')
+    program.chmod(0o755)
+    scope = (str(program), "--scope")
+    policy = ("-p", "OOMPolicy=continue")
+    expected = (*scope, *policy) if knows_policy else scope
+    found = find(no_search, scope, kernel_limits._scope_works)
+    assert found.scope == expected
+    assert found.prefix(10, 1 << 20)[: len(expected) + 1] == (*expected, "-p")
+    assert [("OOMPolicy=continue" in call) for call in (tmp_path / "calls").read_text().splitlines()] == (
+        [True] if knows_policy else [True, False]
+    )
 
 
 def test_a_cgroup_with_both_limits_is_used_where_systemd_does_not_run() -> None:

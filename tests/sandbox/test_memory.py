@@ -6,16 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from carma.trial.sandbox import SandboxLimits
+from carma.trial.sandbox import SandboxLimits, SandboxResult
 from tests.boxes import PATIENCE_S, SandboxVariant
 from tests.sandbox.programs import MEMORY, Python
 
 LIMITS = SandboxLimits(seconds=PATIENCE_S, memory_mib=96, scratch_mib=80)
 
 
+def skip_without_io_uring(ended: SandboxResult) -> None:
+    if "no io_uring" in ended.status.stderr:
+        pytest.skip("this machine does not allow io_uring")
+
+
 @pytest.mark.parametrize("kind", MEMORY)
 def test_memory_beyond_the_limit_ends_the_run(variant: SandboxVariant, folder: Path, python: Python, kind: str) -> None:
     ended = variant.run("", folder, command=python.holding(kind, 256), limits=LIMITS)
+    skip_without_io_uring(ended)
     if "No space left" in ended.status.stderr:  # /dev/shm has the size of the limit
         assert kind in ("shm file", "deleted file")
     else:
@@ -31,5 +37,6 @@ def test_memory_within_the_limit_is_not_counted_twice(
     held = python.holding(kind, 192)
     script = held[-1].replace("time.sleep(1000)", "time.sleep(0.5)")
     ended = variant.run("", folder, command=(*held[:-1], script), limits=limits)
+    skip_without_io_uring(ended)
     assert (ended.status.ended, ended.status.code) == ("exit", 0), ended.status
     assert "held" in ended.status.stdout

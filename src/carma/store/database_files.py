@@ -68,14 +68,16 @@ def read_record(path: Path) -> tuple[int, FileIdentity] | None:
 def check_existing(path: Path) -> None:
     """Refuse a database that is damaged, of another program or version, or that lost acknowledged events.
 
-    Read-only: closing a connection that can write would move the log into the file.
+    The indexes of a copied or restored database are checked too: a copy of the files of a running daemon can have pages
+    of different moments. Read-only: closing a connection that can write would move the log into the file.
     """
+    known = read_record(path)
+    is_own = known is not None and known[1] == identity(path)
     address = f"{path.absolute().as_uri()}?mode=ro"
     with contextlib.closing(sqlite3.connect(address, uri=True, timeout=5.0, isolation_level=None)) as connection:
-        check(connection, path)
+        check(connection, path, indexes=not is_own)
         _, last = ends(connection)
-    known = read_record(path)
-    if known is not None and known[1] == identity(path) and last < known[0]:
+    if known is not None and is_own and last < known[0]:
         raise outdated(path, last, known[0], record_of(path))
 
 

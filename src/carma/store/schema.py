@@ -181,8 +181,9 @@ def _name_metrics(connection: sqlite3.Connection) -> None:
 MIGRATIONS: tuple[Migration, ...] = (_first, _usage, _guessed, _near, _shared, _ended_and_metrics)
 
 
-def check(connection: sqlite3.Connection, path: Path, known: int = len(MIGRATIONS)) -> None:
-    """Refuse a file that is foreign, too new or damaged. Read-only, because such a file must not change."""
+def check(connection: sqlite3.Connection, path: Path, known: int = len(MIGRATIONS), *, indexes: bool = False) -> None:
+    """Refuse a file that is foreign, too new or damaged. Read-only, because such a file must not change. `indexes`:
+    also compare all indexes with their tables, which takes several times as long."""
     application, version = _pragma(connection, "application_id"), _pragma(connection, "user_version")
     if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
         raise empty(path)
@@ -190,7 +191,8 @@ def check(connection: sqlite3.Connection, path: Path, known: int = len(MIGRATION
         raise foreign(path)
     if version > known:
         raise too_new(path, version, known)
-    finding = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    pragma = "integrity_check" if indexes else "quick_check"
+    finding = connection.execute(f"PRAGMA {pragma}(1)").fetchone()[0]
     if finding != "ok":
         raise damaged(path, "open", str(finding).replace("\n", " "))
 

@@ -23,6 +23,9 @@ from carma import cgroups
 from carma.cgroups import Cgroup, Cgroups
 
 _PROBE_LIMIT_S = 10.0
+# From systemd 253 on, a scope is stopped when the kernel kills one of its processes for memory (DefaultOOMPolicy= in
+# systemd-system.conf(5)). The supervisor is in the scope, and would be ended before it can report the reason.
+_KEEP_AFTER_OOM = ("-p", "OOMPolicy=continue")
 _NAME = "box"
 _numbers = itertools.count(1)
 
@@ -95,9 +98,12 @@ def survey(environ: Mapping[str, str], pid: int | None = None) -> KernelLimits:
 def find(
     find_groups: Callable[[], Cgroups | str], scope: tuple[str, ...] | str, works: Callable[[tuple[str, ...]], bool]
 ) -> KernelLimits:
-    """The first of the three that limits both processes and memory, otherwise what there is."""
-    if isinstance(scope, tuple) and works(scope):
-        return KernelLimits(scope=scope)
+    """The first of the three that limits both processes and memory, otherwise what there is. Older versions of systemd
+    refuse the property of `_KEEP_AFTER_OOM` for scopes, and do not need it."""
+    if isinstance(scope, tuple):
+        for words in ((*scope, *_KEEP_AFTER_OOM), scope):
+            if works(words):
+                return KernelLimits(scope=words)
     groups = find_groups()
     if isinstance(groups, str):
         return KernelLimits(problem=groups)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -249,6 +251,39 @@ def test_a_new_database_keeps_the_old_files_under_another_name(path: Path) -> No
     assert count_of(path.with_name("carma.db.old1")) == 3  # with what was in its log
     assert count_of(path.with_name("carma.db.old2")) == 1
     assert count_of(path) == 1
+
+
+def damage_an_index(path: Path) -> None:
+    """Changes the row number in the last entry of an index: every page is valid by itself."""
+    rows = "INSERT INTO past_runs VALUES (?, 1, 0, x'aa', 1.0, '{}', x'bb')"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executemany(rows, [(number,) for number in range(2, 6)])
+        connection.commit()
+        (page,) = connection.execute(
+            "SELECT rootpage FROM sqlite_master WHERE name = 'past_runs_by_command'"
+        ).fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    data = bytearray(path.read_bytes())
+    data[page * size - 1] ^= 0x40
+    path.write_bytes(data)
+
+
+def test_a_copy_with_a_damaged_index_is_refused_with_instructions(path: Path, tmp_path: Path) -> None:
+    killed(path, 3)
+    assert count_of(path) == 3
+    (tmp_path / "copy").mkdir()
+    copy = tmp_path / "copy" / path.name
+    for name in (path.name, f"{path.name}.last"):
+        shutil.copy(path.with_name(name), copy.with_name(name))
+    damage_an_index(copy)
+    before = copy.read_bytes()
+    with pytest.raises(StoreError, match=r"damaged.*past_runs_by_command") as caught:
+        SqliteStore(copy)
+    assert "--new-database" in caught.value.hint
+    assert copy.read_bytes() == before
+    files.record_of(copy).unlink()  # a restored backup without the record
+    with pytest.raises(StoreError, match="damaged"):
+        SqliteStore(copy)
 
 
 @pytest.mark.parametrize("emptied", ["empty", "missing", "damaged"])

@@ -115,7 +115,8 @@ def trial_runs(facts: DoctorFacts) -> Finding | None:
     if found.groups is not None and found.groups.limits_pids:
         by = f"cgroups version {found.groups.version}"
     text = f"{by} limits the processes of trial runs; their memory is only checked every 50 ms"
-    limitation = "no memory limit for trial runs: one that allocates quickly can exceed memory.trial_memory_mib"
+    gaps = "one that allocates quickly, or in buffers of the kernel,"
+    limitation = f"no memory limit for trial runs: {gaps} can exceed memory.trial_memory_mib"
     return Finding("trial runs", "warn", text, found.problem, limitation)
 
 

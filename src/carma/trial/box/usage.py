@@ -2,7 +2,12 @@
 
 Counted: anonymous pages, file systems in memory (`stores`), and shared memory outside of them: memfd, MAP_SHARED, SysV.
 Pages of files on disk are not counted: the kernel reclaims them when it needs memory. With a cgroup the kernel counts
-instead, and exactly: this module does not find a memfd that is only in the queue of a socket.
+instead, and exactly.
+
+A memfd that no process has open, because it is in the queue of a socket (SCM_RIGHTS) or registered with io_uring,
+cannot be measured. While there are such descriptors at all, the growth of the machine's shared memory that is not
+explained by what was counted is counted too. Linux shows them since 5.6 (`scm_fds` in /proc/PID/fdinfo). Not found:
+kernel memory (buffers of sockets and pipes), and an io_uring that is mapped and not open.
 
 Forked processes share pages, so the sum over processes is too large. The exact sum takes milliseconds for each process
 and is computed only if the simple sum exceeds the limit.
@@ -23,6 +28,11 @@ _PSS = re.compile(rb"^Pss:\s+(\d+)", re.MULTILINE)
 # Objects in the kernel's internal file system for shared memory: `/memfd:name (deleted)`, `/dev/zero (deleted)`.
 _SHARED_MAPPING = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ (\S+) (\d+) +(?:/memfd:|/dev/zero \(deleted\))")
 _HEADING = re.compile(rb"^(?=[0-9a-f]+-[0-9a-f]+ )", re.MULTILINE)
+_PASSED = re.compile(rb"^(?:scm_fds|UserFiles):\s+(\d+)", re.MULTILINE)  # in fdinfo of a socket, of an io_uring
+_SHMEM = re.compile(rb"^Shmem:\s+(\d+)", re.MULTILINE)
+# Scans in a row that find such descriptors. Programs pass descriptors between their processes, within microseconds; a
+# scan that finds none sees what they refer to.
+PASSED_SCANS = 3
 _SYSV_RSS = 14  # column of /proc/sysvipc/shm
 
 
@@ -31,6 +41,8 @@ class UsageMeter:
         """`stores`: descriptors of the file systems that are in memory."""
         self._stores = stores
         self._memfds: dict[int, int] = {}  # bytes by inode
+        self._passed_scans = 0  # in a row that found descriptors in the queue of a socket
+        self._shmem_before = self._shmem_bytes()
         self._next_exact = self._next_descriptors = 0.0
 
     def exceeded(self, threads: int, memory_bytes: int) -> str:
@@ -45,18 +57,31 @@ class UsageMeter:
         return "memory" if self._exceeds_memory(pids, mapped_kb * 1024, memory_bytes) else ""
 
     def _exceeds_memory(self, pids: Sequence[str], mapped_bytes: int, limit_bytes: int) -> bool:
-        stored = sum(used_bytes(fd) for fd in self._stores) + self._sysv_bytes()
-        if stored + mapped_bytes + self._memfd_bytes(pids) <= limit_bytes or time.monotonic() < self._next_exact:
+        self._scan_descriptors(pids)
+        stored = sum(used_bytes(fd) for fd in self._stores) + self._sysv_bytes() + sum(self._memfds.values())
+        most = stored + mapped_bytes + self._hidden_bytes(stored)
+        if most <= limit_bytes or time.monotonic() < self._next_exact:
             return False
         began = time.monotonic()
-        held = stored + sum(self._memfds.values()) + sum(self._exact_bytes(pid) for pid in pids)
+        shared = stored + sum(self._shared_bytes(pid) for pid in pids if self._maps_shared(pid))
+        held = shared + self._hidden_bytes(shared) + sum(self._anonymous_bytes(pid) for pid in pids)
         self._next_exact = _after(began, EXACT_SHARE)
         return held > limit_bytes
 
-    def _exact_bytes(self, pid: str) -> int:
-        """The share of this process in anonymous pages, and in shared memory that is not counted elsewhere."""
-        anonymous = sum(int(kb) for kb in _PSS_ANON.findall(self._read(f"{pid}/smaps_rollup")))
-        return anonymous * 1024 + (self._shared_bytes(pid) if self._maps_shared(pid) else 0)
+    def _hidden_bytes(self, shared_bytes: int) -> int:
+        """Shared memory that may be in descriptors which no process has open. `shared_bytes`: what was found."""
+        if self._passed_scans < PASSED_SCANS:
+            return 0
+        return max(0, self._shmem_bytes() - self._shmem_before - shared_bytes)
+
+    def _shmem_bytes(self) -> int:
+        """All shared memory of the machine, with file systems in memory."""
+        found = _SHMEM.search(self._read("meminfo"))
+        return int(found[1]) * 1024 if found else 0
+
+    def _anonymous_bytes(self, pid: str) -> int:
+        """The share of this process in anonymous pages."""
+        return 1024 * sum(int(kb) for kb in _PSS_ANON.findall(self._read(f"{pid}/smaps_rollup")))
 
     def _maps_shared(self, pid: str) -> bool:
         return any(self._uncounted(line) for line in self._read(f"{pid}/maps").splitlines())
@@ -72,25 +97,32 @@ class UsageMeter:
         found = _SHARED_MAPPING.match(mapping)
         return found is not None and int(found[2]) not in self._memfds
 
-    def _memfd_bytes(self, pids: Sequence[str]) -> int:
-        """Bytes of all memfds that a process has open: their pages need not be mapped."""
+    def _scan_descriptors(self, pids: Sequence[str]) -> None:
+        """The bytes of all memfds that a process has open: their pages need not be mapped. And whether there are
+        descriptors that were passed on and not received."""
         began = time.monotonic()
-        if began >= self._next_descriptors:
-            self._memfds = dict(entry for pid in pids for entry in self._memfds_of(pid))
-            self._next_descriptors = _after(began, DESCRIPTORS_SHARE)
-        return sum(self._memfds.values())
+        if began < self._next_descriptors:
+            return
+        self._memfds, passed = {}, 0
+        for pid in pids:
+            passed += self._scan_process(pid)
+        self._passed_scans = self._passed_scans + 1 if passed else 0
+        self._next_descriptors = _after(began, DESCRIPTORS_SHARE)
 
-    def _memfds_of(self, pid: str) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
-        folder = f"/proc/{pid}/fd"
+    def _scan_process(self, pid: str) -> int:
+        """Adds its memfds; returns the number of descriptors in its sockets and in its io_uring instances."""
+        folder, passed = f"/proc/{pid}/fd", 0
         with contextlib.suppress(OSError):
             for name in os.listdir(folder):
                 with contextlib.suppress(OSError):
                     # Not os.stat for each: a file on a network drive that hangs would block the supervisor.
-                    if os.readlink(f"{folder}/{name}").startswith("/memfd:"):
+                    target = os.readlink(f"{folder}/{name}")
+                    if target.startswith("/memfd:"):
                         status = os.stat(f"{folder}/{name}")
-                        found.append((status.st_ino, status.st_blocks * 512))
-        return found
+                        self._memfds[status.st_ino] = status.st_blocks * 512
+                    elif target.startswith("socket:") or target == "anon_inode:[io_uring]":
+                        passed += sum(int(count) for count in _PASSED.findall(self._read(f"{pid}/fdinfo/{name}")))
+        return passed
 
     def _sysv_bytes(self) -> int:
         rows = [line.split() for line in self._read("sysvipc/shm").splitlines()[1:]]
