@@ -19,9 +19,10 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from carma.daemon.auth import Authenticator, Peer, UserNames
-from carma.errors import NotAllowed
+from carma.errors import NotAllowed, NotRunnable
 from carma.wire.api_types import TaskView
 from tests.harness import LIMIT_S, SOMEBODY, Daemon, daemon_at_rest, request, somebody_else
 
@@ -106,12 +107,20 @@ def test_problem_23_a_task_runs_as_the_user_that_the_kernel_reports(daemon: Daem
     """All jobs of all users ran under one account, with logs written where the client said.
 
     CARMA runs a task with its submitter's rights, also when it opens its own log, and it belongs only to the submitter.
+    A log that the submitter may not write is refused at submission; one that is closed to the submitter later, at the
+    start.
     """
     private = daemon.home / "private"
     private.mkdir(mode=0o700)
     with somebody_else(daemon) as client:
         who = client.submit(request("id", "-u", directory="/")).ids[0]
-        steals = client.submit(request("true", directory="/", output=str(private / "log"))).ids[0]
+        stealing = request("true", directory="/", output=str(private / "log"))
+        with pytest.raises(NotRunnable, match="you may not create files in"):
+            client.submit(stealing)
+        private.chmod(0o777)
+        steals = client.submit(replace(stealing, held=True)).ids[0]
+        private.chmod(0o700)
+        client.release(steals)
         reads = client.submit(request("cat", str(daemon.paths.database), directory="/")).ids[0]
         views: dict[int, TaskView] = {task: client.wait(task, LIMIT_S) for task in (who, steals, reads)}
         assert b"".join(client.logs(who)) == f"{SOMEBODY}\n".encode()

@@ -11,7 +11,6 @@ from carma.trial.box.special_directories import KEEP
 from carma.trial.sandbox import SandboxLimits
 from tests.boxes import PATIENCE_S, SandboxVariant, own
 
-pytestmark = pytest.mark.parametrize("kernel_limits", ["any"], indirect=True)
 LIMITS = SandboxLimits(seconds=PATIENCE_S, memory_mib=512, scratch_mib=64, keep_mib=16)
 MIB = 2**20
 

@@ -6,12 +6,9 @@ import secrets
 import socket
 from pathlib import Path
 
-import pytest
-
 from tests.boxes import SandboxVariant
 from tests.sandbox.programs import Python
 
-pytestmark = pytest.mark.parametrize("kernel_limits", ["any"], indirect=True)
 # Prints for each call its name and its error number, 0 for success. clone(2) with the flag and SIGCHLD does the same
 # as unshare(2).
 MAKE_NAMESPACES = """
