@@ -44,8 +44,7 @@ async def keep_tidy(shell: Shell, store: SqliteStore, log_dir: Path) -> None:
     thread = BackgroundThread("housekeeping")
     await asyncio.sleep(FIRST_S)
     try:
-        files = AttemptFiles(log_dir, max_output_bytes=shell.settings.launch.max_output_mib << 20)
-        await drop_records(thread, files, lambda key: shell.state.active.get(key.task) == key)
+        await drop_records(thread, log_dir, lambda key: shell.state.active.get(key.task) == key)
     except Exception:
         log.exception("removing the records of ended attempts failed")
     while keep_days > 0:
@@ -76,9 +75,11 @@ async def remove_old(thread: BackgroundThread, log_dir: Path, is_live: IsLive, b
     return removed
 
 
-async def drop_records(thread: BackgroundThread, files: AttemptFiles, is_active: Callable[[AttemptKey], bool]) -> None:
+async def drop_records(thread: BackgroundThread, log_dir: Path, is_active: Callable[[AttemptKey], bool]) -> None:
     """Remove records of ended attempts that the daemon did not remove because it was killed, or that come from an older
-    version (its order.json holds the submitter's environment, and its output belongs to the submitter)."""
+    version (its order.json holds the submitter's environment, and its output belongs to the submitter). Output is not
+    shortened: older versions had no limit, or the limit was another."""
+    files = AttemptFiles(log_dir)
 
     def drop(key: AttemptKey) -> None:
         with contextlib.suppress(OSError):

@@ -16,6 +16,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Literal, TypeVar
 
 import msgspec
@@ -62,7 +63,10 @@ class AttemptFiles:
         """`max_output_bytes`: of each log file of an attempt that has ended; 0 for no limit."""
         self.directory = os.path.abspath(directory)
         self.max_output_bytes = max_output_bytes
-        self.boot_id = procfs.boot_id()
+
+    @cached_property
+    def boot_id(self) -> str:
+        return procfs.boot_id()
 
     def path(self, key: AttemptKey, name: str = "") -> str:
         """Path of a file; without a name the attempt's own directory, with a slash at its end."""
@@ -142,7 +146,8 @@ class AttemptFiles:
             return
         for name in records.LOGS.values():
             output_files.seal(self.path(key, name), self.max_output_bytes)
-        os.chmod(self.path(key), 0o700)  # with names in it out of reach, no hard link to them can be made
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(self.path(key), 0o700)  # with names in it out of reach, no hard link to them can be made
         if ending is not None:
             self._drop_all_but_the_end(key, ending)
 

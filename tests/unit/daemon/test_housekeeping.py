@@ -16,7 +16,6 @@ from carma.core.model.values import AttemptKey, TaskId
 from carma.daemon import housekeeping
 from carma.daemon.runtime import BackgroundThread
 from carma.daemon.startup import systemd_unit as unit
-from carma.launch.attempt_files import AttemptFiles
 
 T = TypeVar("T")
 OLD, NEW = 1_000.0, 2_000.0
@@ -138,9 +137,11 @@ def test_records_that_a_killed_daemon_or_an_older_version_left_are_removed(tmp_p
     active = AttemptKey(TaskId(2), 1)
 
     async def drop() -> None:
-        await housekeeping.drop_records(BackgroundThread("test"), AttemptFiles(tmp_path), lambda key: key == active)
+        await housekeeping.drop_records(BackgroundThread("test"), tmp_path, lambda key: key == active)
 
     asyncio.run(drop())
+    modes = {name: (tmp_path / name / "stdout.log").stat().st_mode & 0o777 for name in ("1.1", "2.1")}
+    assert modes["1.1"] == 0o400 != modes["2.1"]  # the output of the active attempt is still its submitter's
     left = {name: sorted(os.listdir(tmp_path / name)) for name in ("1.1", "2.1", "3.1")}
     assert left == {
         "1.1": ["exit.json", "stdout.log"],

@@ -322,3 +322,23 @@ def test_records_that_could_not_be_dropped_are_dropped_later(
     assert (place / str(key()) / records.STARTED).exists()
     launcher.maintain()
     assert sorted(os.listdir(place / str(key()))) == ["exit.json", "stdout.log"]
+
+
+def test_an_attempt_without_a_directory_has_no_records_to_drop(launcher: ProcessLauncher, place: Path) -> None:
+    launcher.launch(order_of(shell("exit 0")))
+    until_ended(launcher, key())
+    shutil.rmtree(place / str(key()))
+    launcher.release(key())
+    assert launcher._unreleased == set()
+
+
+def test_the_output_of_an_attempt_that_still_runs_is_not_sealed_by_a_daemon_that_does_not_know_it(
+    launcher: ProcessLauncher, place: Path, tmp_path: Path
+) -> None:
+    launcher.launch(order_of(shell(f"echo out; {until_file(tmp_path / 'go')}")))
+    until_running(launcher, key())
+    ProcessLauncher(place, run_as_submitter=False).release(key())  # of a database that was lost
+    assert (place / str(key()) / "stdout.log").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "go").touch()
+    until_ended(launcher, key())
+    assert (place / str(key()) / "stdout.log").stat().st_mode & 0o777 == 0o400
