@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import os
 import random
@@ -138,6 +140,14 @@ def own(path: Path, owner: Owner) -> Path:
     if os.geteuid() == 0:
         os.chown(path, owner.uid, owner.gid)
     return path
+
+
+@contextlib.contextmanager
+def one_at_a_time(what: str) -> Iterator[None]:
+    """Several test processes run side by side: those that use the same resource of the machine take turns."""
+    with open(Path(tempfile.gettempdir(), f"carma-test-{what}-{os.geteuid()}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def marker() -> str:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from carma.trial.sandbox import SandboxLimits, SandboxResult
-from tests.boxes import PATIENCE_S, SandboxVariant
+from tests.boxes import PATIENCE_S, SandboxVariant, one_at_a_time
 from tests.sandbox.programs import MEMORY, Python
 
 LIMITS = SandboxLimits(seconds=PATIENCE_S, memory_mib=96, scratch_mib=80)
+
+
+@pytest.fixture(autouse=True)
+def one_program_at_a_time() -> Iterator[None]:
+    """The shared memory of another program would count for one that passes descriptors on."""
+    with one_at_a_time("memory"):
+        yield
 
 
 def skip_without_io_uring(ended: SandboxResult) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from carma.trial.sandbox import GRACE_S, SandboxLimits
-from tests.boxes import PATIENCE_S, SandboxVariant, marker, processes_with, wait_until
+from tests.boxes import PATIENCE_S, SandboxVariant, marker, one_at_a_time, processes_with, wait_until
 from tests.sandbox.conftest import Guard
 from tests.sandbox.programs import FORK_BOMB, ORPHANS, THREAD_BOMB, Python
 
@@ -23,9 +20,8 @@ LATE_S = 10.0  # beyond what is guaranteed, for a machine that is busy
 
 @pytest.fixture(autouse=True)
 def one_bomb_at_a_time() -> Iterator[None]:
-    """Several test processes run side by side; two bombs at once would keep a sandbox from starting."""
-    with open(Path(tempfile.gettempdir(), f"carma-test-bomb-{os.geteuid()}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    """Two bombs at once would keep a sandbox from starting."""
+    with one_at_a_time("bomb"):
         yield
 
 
