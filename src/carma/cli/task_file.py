@@ -92,7 +92,7 @@ def _option(path: Path, flag: str, value: object) -> list[str]:
         each = {name: values if isinstance(values, list) else [values] for name, values in value.items()}
         return [f"--param={name}={','.join(str(item) for item in items)}" for name, items in each.items()]
     if isinstance(value, bool):
-        return [f"--{flag}"] if value else ["--no-requeue"] if flag == "requeue" else []
+        return [f"--{flag}"] if value else [f"--no-{flag}"] if flag in ("requeue", "progress") else []
     if isinstance(value, str | int | float):
         return [f"--{flag}={value}"]
     if isinstance(value, list) and all(isinstance(item, str | int) for item in value):

@@ -76,6 +76,7 @@ OPTIONS: tuple[tuple[str, Any, str], ...] = (
 SWITCHES: tuple[tuple[str, str], ...] = (
     ("--exclusive", "Do not share the GPUs of this task."),
     ("--requeue/--no-requeue", "Retry after a GPU out-of-memory failure, or do not."),
+    ("--progress/--no-progress", "Count the optimizer steps of a PyTorch task (default), or do not."),
     ("-H --hold", "Submit the task held; `carma release` lets it start."),
     ("--nonblock --immediate", "Do not queue: exit with code 75 if no GPU is free now."),
     ("--dry-run --test-only", "Print the decision for the task; submit nothing."),

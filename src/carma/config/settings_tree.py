@@ -75,6 +75,10 @@ class Launch(Record, frozen=True, kw_only=True):
             "kept. 0: no limit. Files named with --output have no limit.",
         ),
     ] = 256
+    progress: Annotated[
+        bool,
+        Meta(description="Count the optimizer steps of PyTorch tasks, with an import hook in their Python processes."),
+    ] = True
 
 
 class Settings(Rules, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from carma.core.model.values import AttemptKey, GpuId
 from carma.core.state import State
 from carma.core.telemetry.observation import over_booking
 from carma.core.telemetry.pace import alone_of
+from carma.core.telemetry.step_rates import progress_of
 
 
 def ended(
@@ -23,8 +24,14 @@ def ended(
     track = state.tracks.get(key)
     event = AttemptEnded(at, key, outcome)
     if track is not None:
-        event = AttemptEnded(
-            at, key, outcome, track.peak_mib, track.energy_j, (), track.activity, track.used_s, alone_of(track, at)
+        event = replace(
+            event,
+            peak_mib=track.peak_mib,
+            energy_j=track.energy_j,
+            activity=track.activity,
+            used_s=track.used_s,
+            alone=alone_of(track, at),
+            progress=progress_of(track),
         )
     if not isinstance(outcome, OutOfMemory):
         return event

@@ -22,7 +22,7 @@ from carma.core.model.values import AttemptKey, Booking, GpuId, TaskId
 from carma.core.recovery import blame
 from carma.core.state import SERVER, InvalidEvent, State
 from carma.core.telemetry import observation as observe
-from carma.core.telemetry import usage
+from carma.core.telemetry import step_rates, usage
 from carma.core.telemetry.measurements import Track
 from carma.core.telemetry.pace import regroup
 
@@ -30,7 +30,7 @@ from carma.core.telemetry.pace import regroup
 def step(state: State, event: e.AnyEvent) -> list[Command]:
     state.now = max(state.now, event.at)
     match event:
-        case e.GpusSampled() | e.MemorySampled() | e.Ticked() | e.UseNoted():
+        case e.GpusSampled() | e.MemorySampled() | e.StepsCounted() | e.Ticked() | e.UseNoted():
             return _observed(state, event)
         case e.GpusFound() | e.GpuDrained() | e.GpuResumed():
             return _gpus_changed(state, event)
@@ -66,6 +66,8 @@ def _observed(state: State, event: e.Transient | e.UseNoted) -> list[Command]:
         case e.MemorySampled(samples=samples):
             for sample in samples:
                 observe.take_memory(state, sample)
+        case e.StepsCounted():
+            step_rates.take(state, event)
         case e.UseNoted():
             return _use_noted(state, event)
         case e.Ticked():
@@ -191,6 +193,7 @@ def _placed(state: State, task: Task, event: e.TaskPlaced) -> list[Command]:
 def _membership_changed(state: State, gpus: tuple[GpuId, ...], at: float) -> None:
     for gpu in gpus:
         state.live_of(gpu).since = at
+    step_rates.neighbours_changed(state, gpus)
     regroup(state, gpus, at)
 
 
@@ -240,7 +243,8 @@ def _use_noted(state: State, event: e.UseNoted) -> list[Command]:
 def _store_use(state: State, task: Task, use: e.AttemptUse | e.MemoryObserved) -> list[Command]:
     """Store the observations of an attempt; later observations continue from them."""
     attempt = task.attempts[-1]
-    alone, settled = (use.alone, use.settled) if isinstance(use, e.AttemptUse) else (None, attempt.settled)
+    note = use if isinstance(use, e.AttemptUse) else None
+    alone, progress = (note.alone, note.progress) if note is not None else (None, None)
     attempt = replace(
         attempt,
         observed_mib=attempt.observed_mib if use.peak_mib is None else use.peak_mib,
@@ -248,7 +252,8 @@ def _store_use(state: State, task: Task, use: e.AttemptUse | e.MemoryObserved) -
         activity=use.activity,
         used_s=use.used_s,
         alone=alone or attempt.alone,
-        settled=settled,
+        settled=note.settled if note is not None else attempt.settled,
+        progress=progress or attempt.progress,
     )
     state.put(replace(task, attempts=(*task.attempts[:-1], attempt)))
     track = state.tracks.get(use.key)
@@ -256,6 +261,7 @@ def _store_use(state: State, task: Task, use: e.AttemptUse | e.MemoryObserved) -
         if use.peak_mib is not None:
             track.peak_mib = max(track.peak_mib or 0, use.peak_mib)
         track.restore(use.energy_j, use.activity, use.used_s, alone)
+        step_rates.restore(track, progress)
     return []
 
 
@@ -273,6 +279,7 @@ def _ended(state: State, task: Task, event: e.AttemptEnded) -> list[Command]:
         activity=event.activity if event.activity is not None else attempt.activity,
         used_s=max(attempt.used_s, event.used_s),
         alone=event.alone or attempt.alone,
+        progress=event.progress or attempt.progress,
     )
     if isinstance(outcome, OutOfMemory) and outcome.where == "gpu":
         attempt = replace(attempt, blame=blame(attempt, outcome, bool(event.over_booking)))

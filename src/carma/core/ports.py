@@ -27,6 +27,7 @@ from carma.core.model.values import (
     NoEstimate,
     Owner,
     Placement,
+    Progress,
     Record,
     TaskId,
     TaskSpec,
@@ -134,6 +135,23 @@ class Launcher(Protocol):
         ...
 
 
+class StepCount(Record, frozen=True):
+    """The optimizer steps of an attempt so far, and the real seconds since the last one."""
+
+    key: AttemptKey
+    steps: int
+    age_s: float
+
+
+class StepCounters(Protocol):
+    """Reads how many optimizer steps running attempts have made."""
+
+    def read(self, keys: Iterable[AttemptKey]) -> tuple[StepCount, ...]:
+        """In the order of the keys, without attempts of which nothing is known. Never raises: tasks write the counts,
+        so the figures are plausible numbers, but not necessarily true."""
+        ...
+
+
 class PastRun(Record, frozen=True, kw_only=True):
     """A finished attempt in the history, from which the estimator `history` learns."""
 
@@ -153,6 +171,7 @@ class PastRun(Record, frozen=True, kw_only=True):
     alone: Alone | None = None
     fingerprint: str = ""  # of the program's files; "" if unknown
     more_than_mib: int | None = None  # memory that was not enough, if it ran out of GPU memory
+    progress: Progress | None = None
 
 
 class Checkpoint(Record, frozen=True, kw_only=True):

@@ -120,6 +120,7 @@ def past_run(state: State, key: AttemptKey, collocated: bool, fingerprint: str =
         alone=attempt.alone,
         fingerprint=task.fingerprint or fingerprint,
         more_than_mib=not_enough_mib(attempt),
+        progress=attempt.progress,
     )
 
 

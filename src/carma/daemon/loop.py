@@ -1,6 +1,7 @@
 """The periodic work of the daemon. It decides nothing.
 
-1. Sample the GPUs (`monitor.period_s`), and read their memory more often where no limit holds the tasks.
+1. Sample the GPUs and read the steps of the tasks (`monitor.period_s`), and read the memory of GPUs more often where
+   no limit holds the tasks.
 2. Poll the attempts: what ended is committed, what was never started is started, what outlived its grace is killed.
 3. Let time pass (`Ticked`), so that the core proposes what is due.
 
@@ -19,12 +20,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec.structs import replace
 
 from carma.core.model.commands import StopAttempt
-from carma.core.model.events import Durable, GpusFound, GpusSampled, MemorySampled, StopRequested, Ticked
+from carma.core.model.events import (
+    AttemptSteps,
+    Durable,
+    GpusFound,
+    GpusSampled,
+    MemorySampled,
+    StepsCounted,
+    StopRequested,
+    Ticked,
+)
 from carma.core.model.outcome import Cancelled
 from carma.core.model.status import Running, Starting
 from carma.core.model.units import show_count
 from carma.core.model.values import AttemptKey, Gpu, GpuId, GpuSample, TaskId
-from carma.core.ports import Sampler
+from carma.core.ports import Sampler, StepCounters
 from carma.core.state import State
 from carma.core.telemetry.observation import to_watch
 from carma.daemon import found_attempts as finder
@@ -46,8 +56,12 @@ AFTER_ERROR_S = 0.1
 
 
 class Loop:
-    def __init__(self, shell: Shell, executor: Executor, sampler: Sampler, *, period_s: float) -> None:
+    def __init__(
+        self, shell: Shell, executor: Executor, sampler: Sampler, *, period_s: float, steps: StepCounters | None = None
+    ) -> None:
+        """`steps`: None where no steps are counted."""
         self.executor = executor
+        self._steps = steps
         self._shell = shell
         self.writer = Writer(shell, executor.follow)
         self._sampler = sampler
@@ -83,6 +97,7 @@ class Loop:
         due_s = time.monotonic()
         while True:
             await self._guard("sampling the GPUs", self._sample)
+            await self._guard("reading the steps of the tasks", self._read_steps)
             due_s = max(due_s + self._period_s, time.monotonic())  # missed samples are not repeated
             await asyncio.sleep(due_s - time.monotonic())
 
@@ -95,6 +110,16 @@ class Loop:
             samples = await self._owners.attributed(samples, tuple(state.active.values()))
             self._log_strays(samples)
         self._shell.observe(GpusSampled(max((s.at for s in samples), default=now()), samples))
+
+    async def _read_steps(self) -> None:
+        clock, counters, keys = self._shell.clock, self._steps, tuple(self._shell.state.active.values())
+        if counters is None or not keys:
+            return
+        found = await self.executor.call_launcher(lambda: counters.read(keys))
+        now = clock.now()
+        if found:
+            counts = tuple(AttemptSteps(one.key, one.steps, now - one.age_s * clock.speed) for one in found)
+            self._shell.observe(StepsCounted(now, counts))
 
     async def _watch_memory_always(self) -> None:
         """Sharing without memory limits is only safe if the memory is read often."""
@@ -171,6 +196,8 @@ class Loop:
         await self._carry_out_unstored_stops()
         asked_s = time.monotonic()
         found = await executor.call_launcher(lambda: executor.launcher.poll(keys))
+        if any(one.outcome is not None for one in found):
+            await self._read_steps()  # the last ones; its file goes when the end is stored
         if finder.events_of(shell.state, found, shell.clock.now()):
             await shell.change(lambda state: finder.events_of(state, found, shell.clock.now()))
         idle = [key for key in finder.never_launched(shell.state, found) if not executor.is_ordered(key, asked_s)]

@@ -42,6 +42,7 @@ from carma.launch.attempt_cgroups import AttemptCgroups, CgroupLimits, LimitFail
 from carma.launch.confinement import GpuConfiner
 from carma.launch.mps import MpsServers
 from carma.launch.process import ProcessLauncher
+from carma.launch.step_metering import StepFiles
 from carma.paths import Paths
 from carma.plugins import load_policy
 from carma.store.sqlite import SqliteStore
@@ -217,7 +218,8 @@ def _build(paths: Paths, loaded: LoadedSettings, store: SqliteStore) -> DaemonPa
     launcher = _make_launcher(paths, loaded, source, gpus)
     estimates = _make_estimates(shell, source, gpus)
     executor = Executor(shell, launcher, estimates, probes.find_frameworks if source.trials else None)
-    loop = Loop(shell, executor, source.sampler, period_s=settings.monitor.period_s)
+    steps = StepFiles(paths.log_dir)
+    loop = Loop(shell, executor, source.sampler, period_s=settings.monitor.period_s, steps=steps)
     return DaemonParts(shell, loop, launcher, estimates, probes, store, replayed)
 
 
@@ -236,6 +238,7 @@ def _make_launcher(paths: Paths, loaded: LoadedSettings, source: GpuSource, gpus
         groups=groups,
         start_timeout_s=settings.launch.start_timeout_s,
         max_output_mib=settings.launch.max_output_mib,
+        count_steps=settings.launch.progress,
     )
 
 

@@ -11,6 +11,7 @@ from carma.core.model.values import GpuId, TaskId
 from carma.core.ports import Checkpoint
 from carma.core.scheduling.policy import Policy
 from carma.core.state import State
+from carma.core.telemetry import step_rates
 from carma.core.telemetry.measurements import Track
 from carma.core.telemetry.pace import regroup
 
@@ -34,6 +35,7 @@ def restore(rules: Rules, policy: Policy, checkpoint: Checkpoint | None) -> Stat
         estimate = state.tasks[task_id].estimate
         track.alone_s = estimate.runtime_s if estimate is not None else None
         track.restore(attempt.energy_j, attempt.activity, attempt.used_s, attempt.alone)
+        step_rates.restore(track, attempt.progress)
         if attempt.started_at is not None:
             pace = attempt.alone.pace if attempt.alone is not None else 1.0
             track.begin(attempt.started_at, pace * (state.now - attempt.started_at))

@@ -76,7 +76,7 @@ def first_answer(
 
 
 def with_past_runs(estimate: Estimate, others: Sequence[Estimator], request: EstimateRequest) -> Estimate:
-    """The estimate, with demand and run time from the first quick source among `others` that knows them.
+    """The estimate, with demand, run time and rate of steps from the first quick source among `others` that knows them.
 
     A demand that the estimate only predicts is replaced; a demand or run time that it has from past runs stays. So a
     declared amount of memory does not hide what history knows of the task.
@@ -86,15 +86,20 @@ def with_past_runs(estimate: Estimate, others: Sequence[Estimator], request: Est
         return estimate
     for other in others:
         known = _ask(other, request) if other.quick else None
-        if isinstance(known, Estimate) and (known.demand is not None or known.runtime_s is not None):
+        if isinstance(known, Estimate) and _knows_past_runs(known):
             better = known.demand is not None and not seen
             return msgspec.structs.replace(
                 estimate,
                 demand=known.demand if better else estimate.demand,
                 demand_predicted=known.demand_predicted if better else estimate.demand_predicted,
                 runtime_s=known.runtime_s if estimate.runtime_s is None else estimate.runtime_s,
+                alone_steps_per_s=known.alone_steps_per_s,
             )
     return estimate
+
+
+def _knows_past_runs(known: Estimate) -> bool:
+    return any(figure is not None for figure in (known.demand, known.runtime_s, known.alone_steps_per_s))
 
 
 def split(estimators: Sequence[Estimator]) -> tuple[tuple[Estimator, ...], tuple[Estimator, ...]]:

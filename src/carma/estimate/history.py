@@ -104,6 +104,7 @@ def _from_runs(usable: Sequence[PastRun], request: EstimateRequest) -> Estimate:
         source=History.name,
         demand=_demand(alike),
         runtime_s=_runtime_s(alike),
+        alone_steps_per_s=_alone_steps_per_s(alike),
         gpu_model=alike[0].gpu_model,
         warnings=(*warnings, *remarks),
     )
@@ -197,6 +198,15 @@ def _runtime_s(runs: Sequence[PastRun]) -> float | None:
     whole = [run for run in runs if run.succeeded]
     alone = [run for run in whole if not run.collocated]
     return median(run.runtime_s * _pace(run) for run in alone or whole) if whole else None
+
+
+def _alone_steps_per_s(runs: Sequence[PastRun]) -> float | None:
+    """Optimizer steps per second alone, of the newest run that knows it: measured while it was alone and had settled,
+    else the mean of a run that never had a neighbour."""
+    known = [run for run in runs if run.progress is not None and run.gpu_model == runs[0].gpu_model]
+    measured = (run.progress.alone_per_s for run in known if run.progress is not None)
+    whole = (run.progress.per_s for run in known if run.progress is not None and not run.collocated)
+    return next((rate for rate in (*measured, *whole) if rate is not None), None)
 
 
 def _pace(run: PastRun) -> float:

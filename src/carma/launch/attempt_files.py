@@ -135,6 +135,16 @@ class AttemptFiles:
         finally:
             os.close(fd)
 
+    def read_head(self, key: AttemptKey, name: str, limit: int) -> bytes:
+        """The first `limit` bytes of a file that only its attempt's user writes; empty if there is none."""
+        fd = _open_own(self.path(key, name))
+        if fd is None:
+            return b""
+        try:
+            return os.pread(fd, limit, 0)
+        finally:
+            os.close(fd)
+
     def drop_records(self, key: AttemptKey) -> None:
         """Called once the outcome is in the database: only exit.json, without the tails, and logs that are not empty
         stay, closed to the submitter. Because of exit.json the attempt is never started again, not even by a daemon on

@@ -1,6 +1,7 @@
 """The output files of an attempt, as its runner handles them.
 
-1. `OutputLimit` keeps a log file of CARMA's own directory below its size limit while the command writes to it.
+1. `OutputLimit` keeps a log file of CARMA's own directory below its size limit while the command writes to it. `cut`
+   does so for a file whose end is of no use.
 2. `OutputLimit.seal` takes the log file away from the submitter once the attempt has ended: nothing can be added to it.
 3. `read_tails` reads the end of output files that the submitter named, through descriptors opened with the submitter's
    rights.
@@ -166,6 +167,16 @@ def _copy_data(source: int, target: int, limit_bytes: int) -> None:
             left -= sent
         if position < end:  # it was truncated meanwhile
             return
+
+
+def cut(fd: int, limit_bytes: int) -> None:
+    """The user of the task owns the file and could let it grow."""
+    try:
+        status = os.fstat(fd)
+        if status.st_size > limit_bytes or status.st_blocks * 512 > limit_bytes + BLOCK:
+            os.ftruncate(fd, min(status.st_size, limit_bytes))
+    except OSError:  # retried at the next check
+        return
 
 
 def read_tails(readers: dict[str, tuple[int, int]]) -> dict[str, str]:

@@ -33,6 +33,7 @@ from carma.launch.exit_outcome import ExitRecord, judge_exit
 from carma.launch.mps import MpsServers
 from carma.launch.process_tree import TOKEN_VARIABLE, ProcessTrees
 from carma.launch.runner_start import order_record, spawn_runner
+from carma.launch.step_metering import metered
 from carma.launch.supervisor import NO_SPACE
 
 log = logging.getLogger("carma.launch")
@@ -64,10 +65,12 @@ class ProcessLauncher:
         groups: AttemptCgroups | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
         max_output_mib: int = MAX_OUTPUT_MIB,
+        count_steps: bool = True,
     ) -> None:
         """`max_output_mib`: of each of CARMA's own log files; 0 for no limit."""
         self.files = AttemptFiles(directory, max_output_bytes=max_output_mib * 2**20)
         self._start_timeout_s = start_timeout_s
+        self._count_steps = count_steps
         self._extra = dict(extra_environment or {})
         self._run_as_submitter = run_as_submitter
         self._groups, self._servers = groups, servers
@@ -134,12 +137,14 @@ class ProcessLauncher:
 
     def _order_record(self, order: LaunchOrder, variables: Mapping[str, str]) -> dict[str, object]:
         token = uuid.uuid4().hex
+        steps = self.files.path(order.key, records.STEPS) if self._count_steps and order.spec.progress else None
         return order_record(
             order,
-            {**task_environment(order, self._extra), **variables, TOKEN_VARIABLE: token},
+            metered({**task_environment(order, self._extra), **variables, TOKEN_VARIABLE: token}, steps),
             start_timeout_s=self._start_timeout_s,
             max_output_bytes=self.files.max_output_bytes,
             cgroup_procs=self._cgroup_procs(order.key),
+            count_steps=steps is not None,
             token=token,
         )
 

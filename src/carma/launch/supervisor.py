@@ -19,11 +19,11 @@ import signal
 import sys
 import time
 
-from carma import procfs
+from carma import procfs, step_file
 from carma.cgroups import oom_kills
 from carma.launch import attempt_records as records
 from carma.launch import command_process as child
-from carma.launch.output_files import OutputLimit, read_tails
+from carma.launch.output_files import OutputLimit, cut, read_tails
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ class SupervisedAttempt:
         self.pid = 0
         self.limits: list[OutputLimit] = []
         self.readers: dict[str, tuple[int, int]] = {}  # stream -> descriptor, size at the start
+        self.step_file: int | None = None
 
     def run(self) -> bool:
         """Returns whether the exit record was written."""
@@ -155,6 +156,7 @@ class SupervisedAttempt:
         self.check_stop()
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         logs = self.own_logs()
+        self.make_step_file()
         self.pid = os.fork()
         if self.pid == 0:
             ours.close()  # the runner must be its only holder: the child notices the runner's death by it
@@ -219,6 +221,21 @@ class SupervisedAttempt:
                     os.fchown(logs[stream], identity["uid"], identity["gid"])
         return logs
 
+    def make_step_file(self) -> None:
+        """The file in which the task counts its steps. Only its user can open it, and nobody but the daemon can replace
+        it. If it cannot be made, the task runs without it."""
+        if not self.order.get("count_steps"):
+            return
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(self.path + records.STEPS, flags, 0o600)
+            identity = self.order.get("identity")
+            if identity is not None:
+                os.fchown(fd, identity["uid"], identity["gid"])
+            self.step_file = fd
+        except OSError:
+            return
+
     def record_start(self) -> None:
         """Called before the permission to execute: every command that runs is on record. The request to stop is looked
         for after that; ProcessLauncher.signal writes it before it looks for this record. One of the two sees the
@@ -258,13 +275,15 @@ class SupervisedAttempt:
             signal.sigtimedwait([signal.SIGCHLD], min(self.shorten_logs(), limit_s))
 
     def shorten_logs(self) -> float:
-        """Returns the seconds until the next check of their size."""
+        """Also the step file. Returns the seconds until the next check of their size."""
         for limit in self.limits:
             try:
                 limit.shorten()
             except OSError:  # a full disk: retried at the next check
                 continue
-        if not any(limit.limit_bytes for limit in self.limits):
+        if self.step_file is not None:
+            cut(self.step_file, step_file.LIMIT_BYTES)
+        elif not any(limit.limit_bytes for limit in self.limits):
             return 3600.0
         return FAST_SIZE_CHECK_S if any(limit.grows_fast for limit in self.limits) else SIZE_CHECK_S
 

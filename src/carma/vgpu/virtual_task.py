@@ -4,6 +4,8 @@ A real process on the virtual GPUs that CUDA_VISIBLE_DEVICES names. Started by h
 foreign process for CARMA. `--seconds` is its length when it runs alone; with neighbours it takes longer, by the sharing
 model. Between the changes that it can foresee it sleeps.
 
+It counts virtual optimizer steps (`--steps-per-s` of them in a second of work), as a PyTorch task does.
+
 With `--grow-mib` it later takes more memory than was estimated, which the guards of bookings must handle. With `--gate`
 it works without an end until that file exists; then it grows, and `--seconds` begin to count. With `--save` it saves on
 SIGUSR1: it writes its progress into that file and ends; started again it continues from there.
@@ -18,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from carma import step_file
 from carma.core.model.values import Demand
 from carma.errors import CarmaError, NotFound, Usage
 from carma.vgpu.device import (
@@ -117,6 +120,22 @@ class SavedProgress:
         return done_s
 
 
+class StepCounter:
+    """Counts `per_s` optimizer steps in a second of work."""
+
+    def __init__(self, per_s: float) -> None:
+        self._per_s = per_s
+        self._steps = 0
+        self._slot = step_file.SlotWriter(os.environ.get(step_file.VARIABLE, ""))
+
+    def write(self, world: VirtualWorld, progress_s: float) -> None:
+        steps = int(progress_s * self._per_s)
+        if steps > self._steps:
+            self._steps = steps
+            since_s = (progress_s - steps / self._per_s) / world.speed  # at full speed
+            self._slot.write(steps, time.monotonic_ns() - int(since_s * 1e9))
+
+
 class _VirtualRun:
     """One run: enter, allocate memory in steps, wait until the work is done, leave."""
 
@@ -128,6 +147,7 @@ class _VirtualRun:
         self.taken = 0  # number of steps done
         self.opened_s = None if options.gate else 0.0  # its progress when the gate opened
         self.printed = 0  # quarters of progress
+        self.counter = StepCounter(options.steps_per_s)
         self.checkpoint = checkpoint
         if checkpoint is not None:
             options.seconds = max(_SHORTEST_SLEEP_S, options.seconds - checkpoint.done_s)
@@ -151,6 +171,7 @@ class _VirtualRun:
         while not self.options.hang or self.taken < len(self.steps):
             world = self._read()
             me = self._mine(world, me)
+            self.counter.write(world, me.progress_s)
             self._save_if_requested(me)
             if self.opened_s is None and os.path.exists(self.options.gate):
                 me = self._open(me)
@@ -298,6 +319,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--grow-s", type=_seconds, default=2.0, help="seconds of work over which it grows (default 2)")
     add("--gate", default="", help="a file: until it exists, the task neither grows nor ends")
     add("--start-s", type=_seconds, default=0.0, help="delay before it first uses a GPU (default 0)")
+    add("--steps-per-s", type=_seconds, default=20.0, help="optimizer steps in a second of work (default 20)")
     add("--save", default="", help="a file: on SIGUSR1 its progress is saved there and it ends; a new start continues")
     add("--exit-code", type=int, default=0, help="exit code at its end (default 0)")
     add("--ignore-sigterm", action="store_true", help="only SIGKILL ends it early")

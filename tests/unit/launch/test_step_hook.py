@@ -76,8 +76,8 @@ class Interpreter:
         path.write_text(textwrap.dedent(text))
         return str(path)
 
-    def stub_torch(self, optimizer: str = STUB, torch: str = "") -> None:
-        self.write("torch/__init__.py", f"import torch.optim.optimizer, torch.compiler\n{torch}")
+    def stub_torch(self, optimizer: str = STUB, torch: str = "", first: str = "") -> None:
+        self.write("torch/__init__.py", f"{first}\nimport torch.optim.optimizer, torch.compiler\n{torch}")
         self.write("torch/compiler.py", "def is_compiling(): return False")
         self.write("torch/optim/__init__.py", "")
         self.write("torch/optim/optimizer.py", optimizer)
@@ -307,7 +307,7 @@ def test_a_missing_torch_is_missing_as_always(interpreter: Interpreter) -> None:
 
 
 def test_a_torch_whose_import_fails_at_first_is_counted_later(interpreter: Interpreter) -> None:
-    interpreter.stub_torch(torch="import os\nif not os.path.exists('ready'): raise OSError('no library')")
+    interpreter.stub_torch(first="import os\nif not os.path.exists('ready'): raise OSError('no library')")
     program = """
         try:
             import torch

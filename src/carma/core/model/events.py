@@ -1,7 +1,7 @@
 """Events, named in the past tense.
 
 Durable events are committed before `step` gets them; replaying them rebuilds the state. Transient events (the last
-three) are not stored, because their consequences (a placement, a time limit) are durable events.
+four) are not stored, because their consequences (a placement, a time limit) are durable events.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from carma.core.model.values import (
     NoEstimate,
     Owner,
     Placement,
+    Progress,
     Record,
     TaskId,
     TaskSpec,
@@ -92,6 +93,7 @@ class AttemptUse(Record, frozen=True, kw_only=True):
     used_s: float = 0.0
     alone: Alone | None = None
     settled: bool = False  # on all of its GPUs
+    progress: Progress | None = None
 
 
 class UseNoted(Event, frozen=True, tag="use_noted"):
@@ -118,6 +120,7 @@ class AttemptEnded(Event, frozen=True, tag="attempt_ended"):
     used_s: float = 0.0  # GPU-seconds over which `activity` is the mean
     alone: Alone | None = None
     untold: bool = False  # a checkpoint was requested, but no process received the signal
+    progress: Progress | None = None
 
 
 class RecoveryPlanned(Event, frozen=True, tag="recovery_planned"):
@@ -263,9 +266,23 @@ class MemorySampled(Event, frozen=True, tag="memory_sampled"):
     samples: tuple[GpuSample, ...]
 
 
+class AttemptSteps(Record, frozen=True):
+    """The optimizer steps of an attempt until now, and the time of the last one."""
+
+    key: AttemptKey
+    steps: int
+    last_at: float
+
+
+class StepsCounted(Event, frozen=True, tag="steps_counted"):
+    """What running attempts say of their optimizer steps."""
+
+    counts: tuple[AttemptSteps, ...]
+
+
 class Ticked(Event, frozen=True, tag="ticked"):
     """Time passed. `step` only advances `state.now`."""
 
 
-Transient = GpusSampled | MemorySampled | Ticked
+Transient = GpusSampled | MemorySampled | StepsCounted | Ticked
 AnyEvent = Durable | Transient

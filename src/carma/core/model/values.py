@@ -105,6 +105,7 @@ class TaskSpec(Record, frozen=True, kw_only=True):
     mechanism: Literal["timeslice", "mps"] | None = None  # None: the server's
     threads_percent: int | None = None  # share of the SMs under MPS; None: all
     checkpoint: SaveSignal | None = None  # None: the task cannot save on request
+    progress: bool = True  # whether its optimizer steps are counted
 
 
 class Demand(Record, frozen=True, omit_defaults=True):
@@ -127,6 +128,14 @@ class Alone(Record, frozen=True, kw_only=True):
     pace: float = 1.0  # predicted; 1: as fast as alone
 
 
+class Progress(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The optimizer steps of an attempt. Rates are steps per second, without pauses such as evaluations."""
+
+    steps: int
+    per_s: float | None = None  # mean of the attempt
+    alone_per_s: float | None = None  # while it was alone on its GPUs and had settled
+
+
 class EstimateFigures(Record, frozen=True, kw_only=True):
     """Predicted memory per GPU of the task. `upper_mib` is booked; `source` is the name of the estimator."""
 
@@ -138,6 +147,7 @@ class EstimateFigures(Record, frozen=True, kw_only=True):
     reserved_mib: int | None = None
     demand_predicted: bool = False  # whether `demand` was computed from a description, not observed in a run
     runtime_s: float | None = None
+    alone_steps_per_s: float | None = None  # optimizer steps per second of the command alone
     gpu_model: str | None = None
     seconds: float = 0.0  # duration of the estimate itself
     steps_seen: int | None = None  # optimizer steps of a trial run

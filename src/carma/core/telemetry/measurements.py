@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, field
+from typing import NamedTuple
 
 from msgspec.structs import asdict
 
@@ -85,6 +86,25 @@ class ObservedDemand:
         return Demand(self.sm_active, self.sm_occupancy, self.dram_active, self.gr_active)
 
 
+class StepPoint(NamedTuple):
+    """The count of optimizer steps, and when the last of them was made."""
+
+    at: float
+    steps: int
+
+
+@dataclass(slots=True, eq=False)
+class StepRecord:
+    """The optimizer steps of an attempt (step_rates.py)."""
+
+    newest: StepPoint | None = None
+    points: deque[StepPoint] = field(default_factory=deque)  # with the present neighbours
+    per_s: float | None = None  # over `points`
+    alone_per_s: float | None = None
+    counted: int = 0  # steps whose time is known, and that time without pauses
+    counted_s: float = 0.0
+
+
 @dataclass(slots=True, eq=False)
 class AttemptOnGpu:
     """One attempt on one GPU: its first use, its last memory growth, when it settled, and its estimated activity."""
@@ -119,6 +139,7 @@ class Track:
     paced_at: float = 0.0
     rate: float = 1.0  # predicted speed; 1: as fast as alone
     rates: dict[GpuId, float] = field(default_factory=dict)  # by GPU; the slowest one decides
+    step_record: StepRecord = field(default_factory=StepRecord)
     # Its share of each activity metric, integrated over time, and the time for which it was measured.
     seconds: list[float] = field(default_factory=_zeros)
     totals: list[float] = field(default_factory=_zeros)

@@ -15,6 +15,7 @@ from carma.core.model.values import AttemptKey, GpuUsage
 from carma.core.state import State
 from carma.core.telemetry.measurements import Hour
 from carma.core.telemetry.pace import alone_of
+from carma.core.telemetry.step_rates import progress_of
 
 HOUR_S = 3600.0
 
@@ -57,6 +58,7 @@ def _use(state: State, key: AttemptKey) -> AttemptUse | None:
         activity=track.activity,
         used_s=track.used_s,
         alone=alone_of(track, state.now),
+        progress=progress_of(track),
         settled=all(seen.settled_at is not None for seen in track.on.values()),
     )
 

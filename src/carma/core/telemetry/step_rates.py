@@ -1,0 +1,191 @@
+"""Optimizer steps per second of each running attempt, and its slowdown as measured by them.
+
+1. `take` follows the counts of an observation.
+2. `neighbours_changed` begins a new window: a rate holds for the neighbours with which it was measured.
+3. `slowdown` compares the rate with that of the same command alone: of this attempt if it was alone for long enough,
+   else of an earlier one, as history knows it. Without counted steps it is inferred from activity (pace.py).
+
+The duration of a step is a median over the window, weighted by steps, so that an evaluation or a checkpoint between two
+steps does not count as slowness. After a longer pause the rate is unknown, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from carma.core.model.events import StepsCounted
+from carma.core.model.task import Attempt, Task
+from carma.core.model.values import AttemptKey, GpuId, Progress
+from carma.core.state import State
+from carma.core.telemetry.measurements import StepPoint, StepRecord, Track
+from carma.core.telemetry.pace import LEAST_RATIO, belief
+
+LEAST_S, LEAST_STEPS = 5.0, 4  # observed before there is a rate
+PAUSE_FACTOR = 5.0  # a step that takes longer than this many median steps contains a pause
+DIGITS = 4  # significant ones of a stored rate
+
+
+class Slowdown(NamedTuple):
+    """Time taken / time alone. `inferred`: from activity, not from steps."""
+
+    value: float
+    inferred: bool
+
+
+def take(state: State, event: StepsCounted) -> None:
+    for seen in event.counts:
+        track = state.tracks.get(seen.key)
+        if track is not None:
+            _follow(state, seen.key, track, StepPoint(min(seen.last_at, event.at), seen.steps))
+
+
+def _follow(state: State, key: AttemptKey, track: Track, point: StepPoint) -> None:
+    record = track.step_record
+    if record.newest is None or point.steps < record.newest.steps:
+        record.points.clear()
+    elif point.steps == record.newest.steps or point.at <= record.newest.at:
+        return
+    else:
+        _count(record, point)
+    record.points.append(point)
+    record.newest = point
+    _forget_old(record, state.rules.window.length_s)
+    record.per_s = _rate(record)
+    if record.per_s is not None and _settled_alone(state, key, track):
+        record.alone_per_s = record.per_s
+
+
+def _count(record: StepRecord, point: StepPoint) -> None:
+    """Steps and their time over the whole attempt, without pauses."""
+    assert record.newest is not None
+    steps, seconds = point.steps - record.newest.steps, point.at - record.newest.at
+    if record.per_s is not None and seconds > PAUSE_FACTOR * steps / record.per_s:
+        seconds = steps / record.per_s
+    record.counted += steps
+    record.counted_s += seconds
+
+
+def _forget_old(record: StepRecord, length_s: float) -> None:
+    """The window is longer than `length_s` if it would have too few steps."""
+    points = record.points
+    while len(points) > 2 and _enough(points[1], points[-1]) and points[-1].at - points[1].at >= length_s:
+        points.popleft()
+
+
+def _enough(first: StepPoint, last: StepPoint) -> bool:
+    return last.steps - first.steps >= LEAST_STEPS and last.at - first.at >= LEAST_S
+
+
+def _rate(record: StepRecord) -> float | None:
+    points = record.points
+    if not _enough(points[0], points[-1]):
+        return None
+    pairs = zip(points, list(points)[1:], strict=False)
+    spans = sorted(((b.at - a.at) / (b.steps - a.steps), b.steps - a.steps) for a, b in pairs)
+    middle = (points[-1].steps - points[0].steps) / 2
+    for step_s, steps in spans:
+        middle -= steps
+        if middle <= 0:
+            return 1.0 / step_s
+    return None
+
+
+def _settled_alone(state: State, key: AttemptKey, track: Track) -> bool:
+    """Without neighbours and foreign processes on its GPUs; where processes are not known, there may be some."""
+    for gpu, seen in track.on.items():
+        members = state.live_of(gpu).newest_members
+        if seen.settled_at is None or len(state.on_gpu.get(gpu, ())) != 1 or members is None or members.foreign:
+            return False
+    return bool(track.on) and state.active.get(key.task) == key
+
+
+def neighbours_changed(state: State, gpus: Iterable[GpuId]) -> None:
+    for gpu in gpus:
+        for key in state.on_gpu.get(gpu, ()):
+            track = state.tracks.get(key)
+            if track is not None:
+                record = track.step_record
+                record.per_s = None
+                while len(record.points) > 1:
+                    record.points.popleft()
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def rate_now(state: State, track: Track, now: float) -> float | None:
+    """Steps per second with the present neighbours; None if unknown, or if the training pauses."""
+    record = track.step_record
+    if record.per_s is None or record.newest is None:
+        return None
+    pause_s = max(state.rules.window.stale_s, PAUSE_FACTOR / record.per_s)
+    return record.per_s if now - record.newest.at <= pause_s else None
+
+
+def alone_rate(task: Task, attempt: Attempt, track: Track | None) -> float | None:
+    """Steps per second of the same command alone."""
+    if track is not None and track.step_record.alone_per_s is not None:
+        return track.step_record.alone_per_s
+    own = [one.progress for one in (attempt, *reversed(task.attempts)) if one.progress is not None]
+    known = next((one.alone_per_s for one in own if one.alone_per_s is not None), None)
+    return known if known is not None or task.estimate is None else task.estimate.alone_steps_per_s
+
+
+def slowdown(state: State, task: Task, attempt: Attempt) -> Slowdown | None:
+    """Of a running attempt now, of an ended one on average; None if unknown."""
+    track = state.tracks.get(AttemptKey(task.id, attempt.number))
+    if track is None:
+        per_s = attempt.progress.per_s if attempt.progress is not None else None
+    else:
+        per_s = rate_now(state, track, state.now)
+    alone_per_s = alone_rate(task, attempt, track)
+    if per_s is not None and alone_per_s is not None:
+        return Slowdown(alone_per_s / per_s, False)
+    if track is not None:
+        return _inferred(state, track)
+    pace = attempt.alone.pace if attempt.alone is not None else 0.0
+    return Slowdown(1.0 / pace, True) if pace > 0.0 else None
+
+
+def _inferred(state: State, track: Track) -> Slowdown | None:
+    """From the predicted rate and the observed activity, if the demand of every task on its GPUs is known."""
+    if track.began_at is None or not track.on:
+        return None
+    ratio = 1.0
+    for gpu in track.on:
+        live, held = state.live_of(gpu), state.on_gpu.get(gpu, {})
+        if live.newest_members is None or live.newest_members.foreign:
+            return None
+        tracks = {key: state.tracks.get(key) for key in held}
+        demands = [belief(state.tasks[key.task], one.on.get(gpu) if one else None) for key, one in tracks.items()]
+        if len(held) > 1 and None in demands:
+            return None
+        ratio = min(ratio, live.activity_ratio)
+    return Slowdown(1.0 / max(LEAST_RATIO, min(1.0, track.rate * ratio)), True)
+
+
+# -- storing ----------------------------------------------------------------------------------------------------------
+
+
+def progress_of(track: Track) -> Progress | None:
+    """What is stored of the steps of an attempt."""
+    record = track.step_record
+    if record.newest is None:
+        return None
+    mean = record.counted / record.counted_s if record.counted_s >= LEAST_S else None
+    return Progress(steps=record.newest.steps, per_s=_rounded(mean), alone_per_s=_rounded(record.alone_per_s))
+
+
+def _rounded(rate: float | None) -> float | None:
+    return None if rate is None else float(f"{rate:.{DIGITS}g}")
+
+
+def restore(track: Track, progress: Progress | None) -> None:
+    """Continue with what was stored before a restart."""
+    record = track.step_record
+    if progress is None or record.newest is not None:
+        return
+    record.alone_per_s = progress.alone_per_s
+    if progress.per_s:
+        record.counted, record.counted_s = progress.steps, progress.steps / progress.per_s
