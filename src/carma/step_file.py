@@ -24,7 +24,6 @@ SLOTS = 256  # later processes are not counted
 LIMIT_BYTES = SLOT_BYTES * SLOTS
 MAGIC = 0x3153504554534143  # "CASTEPS1"
 MOST_STEPS = 1 << 48  # of one process; a larger number was not counted
-WRITE_NS = 100_000_000  # least time between two writes of a slot
 FUTURE_NS = 1_000_000_000  # tolerance for a process that writes while the file is read
 _WORDS = 5  # magic, pid, steps, begin of the process, last step; the rest of a slot is zero
 

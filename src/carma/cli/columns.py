@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from carma.cli.output import Column, Remark, moment, print_remarked, print_table
 from carma.cli.verb import Listing
-from carma.cli.wording import WAITING, percent, ran_s, short_ending
+from carma.cli.wording import WAITING, percent, ran_s, rate_text, short_ending, slowdown_text
 from carma.core.model.units import show_j, show_mib, show_s
 from carma.errors import Usage
 from carma.wire.api_types import TaskView
@@ -107,6 +107,10 @@ def _energy_j(task: TaskView, _now: float) -> float | None:
     return None if task.energy_j is None else round(task.energy_j, 1)
 
 
+def _count_text(count: int | None) -> str:
+    return "-" if count is None else f"{count:,}"
+
+
 _STATES = "state code: PD H R CG CD F OOM CA TO LO DI NF"
 FIELDS: dict[str, TaskField] = {
     "id": _plain(Column("ID", right=True), lambda task: str(task.id), "task ID"),
@@ -126,6 +130,14 @@ FIELDS: dict[str, TaskField] = {
     "peak": _figure("PEAK", lambda task, _: task.observed_mib, show_mib, "maximum observed memory"),
     "energy": _figure("ENERGY", _energy_j, show_j, "energy of all attempts above idle power"),
     "sm": _figure("SM", lambda task, _: task.sm_active, percent, "SM activity of the task, in percent"),
+    "steps": _figure("STEPS", lambda task, _: task.progress.steps, _count_text, "optimizer steps"),
+    "rate": _figure("STEP/S", lambda task, _: task.progress.steps_per_s, rate_text, "optimizer steps per second"),
+    "slowdown": TaskField(
+        Column("SLOWDOWN", right=True),
+        lambda task, _: slowdown_text(task.progress),
+        "time taken / time alone; ~: inferred from activity",
+        lambda task, _: task.progress.slowdown,
+    ),
     "mechanism": _plain(
         Column("SHARES"),
         lambda task: task.mechanism or task.mechanism_asked or "-",

@@ -7,7 +7,7 @@ import click
 from carma.cli.connection import ask
 from carma.cli.output import Column, Field, Remark, print_json, print_remarked
 from carma.cli.verb import Listing, table_flags, verb
-from carma.cli.wording import percent
+from carma.cli.wording import percent, slowdown_text
 from carma.client import Client
 from carma.core.model.units import show_count
 from carma.wire.api_types import GpuView
@@ -40,6 +40,12 @@ def _memory(gpu: GpuView) -> str:
     return f"{used}/{gpu.booked_mib / 1024:.1f}/{gpu.memory_mib / 1024:.1f}"
 
 
+def _slowdowns(gpu: GpuView) -> str:
+    """`12:1.24,13:~1.1`: of each task whose slowdown is known."""
+    known = [f"{task}:{slowdown_text(one)}" for task, one in gpu.progress.items() if one.slowdown is not None]
+    return ",".join(known) or "-"
+
+
 NAME: Field[GpuView] = (Column("NAME", flexible=True, most=20), _name)
 FIELDS: tuple[Field[GpuView], ...] = (
     (Column("GPU", right=True), lambda gpu: str(gpu.index)),
@@ -53,9 +59,10 @@ FIELDS: tuple[Field[GpuView], ...] = (
     (Column("GRACT", right=True), lambda gpu: percent(gpu.gr_active)),
     (Column("TENSOR", right=True), lambda gpu: percent(gpu.tensor_active)),
     (Column("METRICS"), lambda gpu: gpu.metrics or "-"),
+    (Column("SLOWDOWN"), _slowdowns),
     (Column("W", right=True), lambda gpu: "-" if gpu.power_w is None else f"{gpu.power_w:.0f}"),
 )
-WIDE_ONLY = ("UUID", "GRACT", "TENSOR", "METRICS")
+WIDE_ONLY = ("UUID", "GRACT", "TENSOR", "METRICS", "SLOWDOWN")
 
 
 @verb("gpus", examples=EXAMPLES)
@@ -65,8 +72,9 @@ def command(listing: Listing) -> None:
 
     MEMORY is used/booked/total. W is the power in watts. SM, OCC and DRAM are means over the window, in percent; a
     dash is a metric that the GPU does not provide. The line above the table has the name of all GPUs if they are
-    equal. --wide adds the names and UUIDs, GRACT (any kernel active), TENSOR (tensor cores active) and METRICS, the
-    source of activity: gpm, dcgm, inferred (from power and utilisation), processes or nvml.
+    equal. --wide adds the names and UUIDs, GRACT (any kernel active), TENSOR (tensor cores active), METRICS, the source
+    of activity: gpm, dcgm, inferred (from power and utilisation), processes or nvml, and SLOWDOWN, the time taken /
+    time alone of each task; ~: inferred from activity.
     """
     gpus = ask(Client.gpus)
     if listing.as_json:

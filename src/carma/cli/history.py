@@ -17,6 +17,7 @@ from carma.core.model.units import show_count, show_j
 from carma.wire.api_types import TaskView
 
 USUAL = ("id", "name", "st", "exit", "time", "waited", "tries", "peak", "energy", "ended")
+PROGRESS = ("steps", "rate", "slowdown")  # with --wide
 EXAMPLES = """
 carma history                    your last 20 tasks
 carma history --since 2h -u all  tasks of all users that ended in the last two hours
@@ -41,9 +42,11 @@ def command(
     ST: CD succeeded, F failed, OOM out of memory, CA cancelled, TO time limit, LF launch failed, LO lost, DI disrupted
     (its MPS server or GPU failed), NF never fits. TIME: run time. WAITED: time from submission to start. PEAK: maximum
     memory on a GPU. ENERGY: energy of all attempts above idle power. The reason of a failure is at the end of the row
-    or below it. `carma report` has totals.
+    or below it. `carma report` has totals. --wide adds STEPS, STEP/S (optimizer steps, per second) and SLOWDOWN: time
+    taken / time alone, ~ if it is inferred from activity.
     """
-    names = choose(columns, USUAL, with_user=owner is not None, as_json=listing.as_json)
+    usual = (*USUAL[:-1], *PROGRESS, USUAL[-1]) if listing.wide else USUAL
+    names = choose(columns, usual, with_user=owner is not None, as_json=listing.as_json)
     with connect() as client:
         tasks = client.history(user=owner, since=since_at(client, since), **query)
         if listing.as_json:

@@ -8,7 +8,16 @@ from itertools import groupby
 from carma.cli.connection import connect
 from carma.cli.output import heading, moment, print_facts, print_json
 from carma.cli.verb import json_flag, task_id, verb
-from carma.cli.wording import WAITING, activity_text, level_text, outcome_text, parts_text, ran_s, source_text
+from carma.cli.wording import (
+    WAITING,
+    activity_text,
+    level_text,
+    outcome_text,
+    parts_text,
+    progress_text,
+    ran_s,
+    source_text,
+)
 from carma.core.model.units import show_count, show_j, show_mib, show_s
 from carma.launch.exit_outcome import name_of
 from carma.wire.api_types import AttemptView, StoryLine, TaskView
@@ -147,6 +156,7 @@ def _attempt(attempt: AttemptView, now: float) -> Facts:
         ("  memory", _attempt_memory(attempt)),
         ("  shares", _sharing(attempt)),
         ("  activity", _attempt_activity(attempt)),
+        ("  progress", progress_text(attempt.progress, now)),
         ("  energy", show_j(attempt.energy_j) if attempt.energy_j is not None else ""),
         ("  decision", attempt.decision),
         ("  stdout", attempt.stdout),

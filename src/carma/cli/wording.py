@@ -8,8 +8,8 @@ from typing import assert_never
 import msgspec
 
 from carma.core.model import outcome as outcomes
-from carma.core.model.units import show_mib, show_s
-from carma.wire.api_types import Outcome, TaskView
+from carma.core.model.units import show_count, show_mib, show_s
+from carma.wire.api_types import Outcome, ProgressView, TaskView
 
 ACTIVITY_NAMES = {
     "sm_active": "SM activity",
@@ -60,6 +60,37 @@ def activity_text(share_of: Callable[[str], float | None]) -> str:
     """`SM activity 45 %, DRAM 10 %`, without the missing metrics."""
     known = [(what, share_of(name)) for name, what in ACTIVITY_NAMES.items()]
     return ", ".join(f"{what} {100 * share:.0f} %" for what, share in known if share is not None)
+
+
+def rate_text(per_s: float | None) -> str:
+    """`12.3`; `0.083` for slow steps; `-` for a missing figure."""
+    if per_s is None:
+        return "-"
+    return f"{per_s:.0f}" if per_s >= 100 else f"{per_s:.1f}" if per_s >= 1 else f"{per_s:.2g}"
+
+
+def slowdown_text(progress: ProgressView) -> str:
+    """`1.24`; `~1.2` if it is inferred from activity; `-` if it is unknown."""
+    if progress.slowdown is None:
+        return "-"
+    return f"~{progress.slowdown:.1f}" if progress.inferred else f"{progress.slowdown:.2f}"
+
+
+def progress_text(progress: ProgressView, now: float) -> str:
+    """`1,200 steps, 12.3 steps/s, slowdown 1.24 (15.2 steps/s alone)`."""
+    parts = [] if progress.steps is None else [show_count(progress.steps, "optimizer step")]
+    if progress.steps_per_s is not None:
+        parts.append(f"{rate_text(progress.steps_per_s)} steps/s")
+    elif progress.last_step_at is not None:
+        parts.append(f"the last one {show_s(max(0.0, now - progress.last_step_at))} ago")
+    if progress.slowdown is not None:
+        alone = f" ({rate_text(progress.alone_steps_per_s)} steps/s alone)"
+        parts.append(
+            f"slowdown about {progress.slowdown:.1f} (inferred from activity)"
+            if progress.inferred
+            else f"slowdown {progress.slowdown:.2f}{alone}"
+        )
+    return ", ".join(parts)
 
 
 def source_text(source: str) -> str:

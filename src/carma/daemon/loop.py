@@ -119,7 +119,7 @@ class Loop:
         now = clock.now()
         if found:
             counts = tuple(AttemptSteps(one.key, one.steps, now - one.age_s * clock.speed) for one in found)
-            self._shell.observe(StepsCounted(now, counts))
+            self._shell.observe(StepsCounted(self._shell.state.now, counts))  # time passes by other events
 
     async def _watch_memory_always(self) -> None:
         """Sharing without memory limits is only safe if the memory is read often."""

@@ -86,6 +86,21 @@ class GuardView(Answer, frozen=True, kw_only=True):
     how: str = ""
 
 
+class ProgressView(Answer, frozen=True, kw_only=True):
+    """Optimizer steps of an attempt; rates are per second. A running attempt has its rate now, an ended one its mean.
+
+    `slowdown` is time taken / time alone, for the same command. It is `inferred` from activity where steps or the rate
+    alone are unknown.
+    """
+
+    steps: int | None = None  # None: not counted
+    steps_per_s: float | None = None
+    alone_steps_per_s: float | None = None
+    last_step_at: float | None = None  # of a running attempt
+    slowdown: float | None = None
+    inferred: bool = False
+
+
 class AttemptView(Answer, frozen=True, kw_only=True):
     number: int
     gpus: tuple[str, ...]
@@ -111,6 +126,7 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     activity_inferred: bool = False  # whether one of its GPUs shows no measured activity
     placed_mib: int | None = None  # first booking, if the booking has shrunk since
     used_s: float | None = None  # GPU-seconds since its first use, over which `activity` is the mean; None: unknown
+    progress: ProgressView = ProgressView()
 
 
 class TaskView(Answer, frozen=True, kw_only=True):
@@ -158,6 +174,7 @@ class TaskView(Answer, frozen=True, kw_only=True):
     checkpoint_grace_s: float | None = None  # time for saving
     asked_to_save_at: float | None = None  # of a running task: time of the preemption request
     ran_s: float | None = None  # run time of its newest attempt so far; None: it never started
+    progress: ProgressView = ProgressView()  # of its newest attempt
 
 
 class ExplainEntry(Answer, frozen=True, kw_only=True):
@@ -217,6 +234,7 @@ class GpuView(ActivityView, frozen=True, kw_only=True):
     # inferred: from power and utilisation; the activity is then the expected one, and `risk` is of its bound
     activity_source: ActivitySource = "none"
     drained: bool = False
+    progress: dict[int, ProgressView] = {}  # of each task on it
 
 
 class ServerView(Answer, frozen=True, kw_only=True):

@@ -37,7 +37,7 @@ def take(state: State, event: StepsCounted) -> None:
     for seen in event.counts:
         track = state.tracks.get(seen.key)
         if track is not None:
-            _follow(state, seen.key, track, StepPoint(min(seen.last_at, event.at), seen.steps))
+            _follow(state, seen.key, track, StepPoint(seen.last_at, seen.steps))
 
 
 def _follow(state: State, key: AttemptKey, track: Track, point: StepPoint) -> None:
@@ -150,7 +150,7 @@ def slowdown(state: State, task: Task, attempt: Attempt) -> Slowdown | None:
 
 def _inferred(state: State, track: Track) -> Slowdown | None:
     """From the predicted rate and the observed activity, if the demand of every task on its GPUs is known."""
-    if track.began_at is None or not track.on:
+    if track.began_at is None or not track.on or any(seen.first_at is None for seen in track.on.values()):
         return None
     ratio = 1.0
     for gpu in track.on:

@@ -6,6 +6,7 @@ An administrator sees all users, other users only themselves: what a user had an
 from __future__ import annotations
 
 from carma.core.model.decision import Ask, Refusal
+from carma.core.model.task import Task
 from carma.core.model.values import ACTIVITY_METRICS, TaskId
 from carma.core.scheduling.fairness import Account
 from carma.core.scheduling.gpu_view import GpuView
@@ -16,7 +17,7 @@ from carma.core.state import SERVER, State
 from carma.core.telemetry.inferred_activity import source_of
 from carma.core.telemetry.window import METRICS
 from carma.daemon.auth import Identity
-from carma.daemon.views.task_views import mirrored
+from carma.daemon.views.task_views import mirrored, progress_view
 from carma.wire import api_types as t
 from carma.wire.report_types import UserView
 
@@ -60,6 +61,7 @@ def _gpu_view(view: GpuView, state: State) -> t.GpuView:
         metrics=gpu.capabilities.source,
         drained=SERVER in state.drained or gpu.id in state.drained,
         activity_source=source_of(gpu, newest),
+        progress={task.id: progress_view(task, task.attempts[-1], state) for task in _tasks_on(view, state)},
         **{metric: _mean(state, view, metric) for metric in ACTIVITY_METRICS},
     )
 
@@ -67,6 +69,10 @@ def _gpu_view(view: GpuView, state: State) -> t.GpuView:
 def _mean(state: State, view: GpuView, metric: str) -> float | None:
     live = state.live.get(view.gpu.id)
     return None if live is None else live.window.mean(metric, live.since)
+
+
+def _tasks_on(view: GpuView, state: State) -> list[Task]:
+    return [state.tasks[task] for task in sorted(holder.key.task for holder in view.holders)]
 
 
 def _gpu_state(view: GpuView, refusal: Refusal | None) -> str:

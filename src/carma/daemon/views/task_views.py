@@ -17,6 +17,7 @@ from carma.core.model.values import AttemptKey, Estimate, GpuId, TaskId, TaskSpe
 from carma.core.scheduling.eligibility import Waiting, ask_of
 from carma.core.scheduling.explanation import waiting
 from carma.core.state import State
+from carma.core.telemetry import step_rates
 from carma.daemon.auth import Identity
 from carma.daemon.views.story import without_words
 from carma.launch.attempt_files import AttemptFiles
@@ -26,7 +27,7 @@ from carma.wire import api_types as t
 V = TypeVar("V", bound=msgspec.Struct)
 HIDDEN = "-"
 _FROM_SPEC = ("gpu_memory_mib", "exclusive", "priority", "begin_at", "time_limit_s", "threads_percent")
-_FROM_NEWEST_ATTEMPT = ("gpus", "booking_mib", "observed_mib", "started_at", "mechanism")
+_FROM_NEWEST_ATTEMPT = ("gpus", "booking_mib", "observed_mib", "started_at", "mechanism", "progress")
 # The short codes that users of other queues know.
 OUTCOME_CODES: dict[type[o.Outcome], str] = {
     o.Succeeded: "CD",
@@ -225,7 +226,34 @@ def _attempt_view(task: Task, attempt: Attempt, context: ViewContext, may_see: b
         mechanism=None if confinement is None else confinement.mechanism,
         guards=() if confinement is None else tuple(mirrored(t.GuardView, guard) for guard in confinement.guards),
         note=confinement.note if confinement is not None and may_see else "",
+        progress=progress_view(task, attempt, context.state),
     )
+
+
+def progress_view(task: Task, attempt: Attempt, state: State) -> t.ProgressView:
+    """Rates are rounded: more digits would be noise."""
+    track = state.tracks.get(AttemptKey(task.id, attempt.number))
+    stored = attempt.progress
+    if track is None:
+        steps, last_at, per_s = (None if stored is None else stored.steps), None, stored.per_s if stored else None
+    else:
+        newest = track.step_record.newest
+        steps = newest.steps if newest is not None else stored.steps if stored is not None else None
+        last_at = newest.at if newest is not None else None
+        per_s = step_rates.rate_now(state, track, state.now)
+    slowed = step_rates.slowdown(state, task, attempt)
+    return t.ProgressView(
+        steps=steps,
+        steps_per_s=_rounded(per_s),
+        alone_steps_per_s=_rounded(step_rates.alone_rate(task, attempt, track)),
+        last_step_at=last_at,
+        slowdown=None if slowed is None else round(slowed.value, 3),
+        inferred=slowed is not None and slowed.inferred,
+    )
+
+
+def _rounded(rate: float | None) -> float | None:
+    return None if rate is None else float(f"{rate:.4g}")
 
 
 def _output_paths(task: Task, key: AttemptKey, log_dir: Path) -> tuple[str, str]:
