@@ -11,6 +11,7 @@ from carma.cli import main
 from carma.errors import NoGpus
 from carma_lab.bench import sampler as samplerbench
 from carma_lab.bench import soak
+from carma_lab.bench import steps as stepbench
 from carma_lab.bench.crash import study as crash
 from carma_lab.bench.gpu import collocation, interference, trial, trial_oom
 from carma_lab.bench.gpu import environment as lab
@@ -27,7 +28,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         options.append(given)
         return 0
 
-    for study in (collocation, interference, trial, samplerbench, crash, soak, trace):
+    for study in (collocation, interference, trial, samplerbench, crash, soak, stepbench, trace):
         monkeypatch.setattr(study, "run", run)
     return options
 
@@ -39,8 +40,9 @@ def test_flags_left_out_are_the_studies_own_defaults(called: list[Any]) -> None:
     assert main(["bench", "sampler"]) == 0
     assert main(["bench", "crash"]) == 0
     assert main(["bench", "soak"]) == 0
+    assert main(["bench", "steps"]) == 0
     assert main(["bench", "trace"]) == 0
-    private = [crash.Options(), soak.Options(), trace.Options()]
+    private = [crash.Options(), soak.Options(), stepbench.Options(), trace.Options()]
     assert called == [interference.Options(), collocation.Options(), trial.Options(), samplerbench.Options(), *private]
 
 
@@ -54,6 +56,7 @@ def test_flags_reach_the_study(called: list[Any]) -> None:
     main(["bench", "sampler", "--seconds", "5", "--gpus", "2", "--out", "-"])
     main(["bench", "crash", "--kills", "30", "--seed", "7", "--restores", "2", "--out", "c.json"])
     main(["bench", "soak", "--tasks", "300", "--retention", "9", "--out", "-"])
+    main(["bench", "steps", "--python", "py", "--rounds", "3", "--out", "s.json"])
     words = "bench trace --out there --trace heavy --tasks 4 --span 30 --seconds 20 --seed 3 --only alone,goodput:known"
     more = "--repeat 2 --split 2 --set gate.enabled=no --limit 9m --resume --virtual"
     main([*words.split(), *more.split()])
@@ -84,6 +87,7 @@ def test_flags_reach_the_study(called: list[Any]) -> None:
         samplerbench.Options(seconds=5.0, gpus=2, json="-"),
         crash.Options(kills=30, seed=7, restores=2, json="c.json"),
         soak.Options(tasks=300, retention_s=9.0, json="-"),
+        stepbench.Options(python="py", rounds=3, json="s.json"),
         trace.Options(
             out="there",
             trace="heavy",

@@ -174,8 +174,8 @@ def test_gpus_prints_the_source_of_the_metrics(daemon: FakeDaemon) -> None:
     daemon.answers["gpus"] = [fine]
     assert lines("gpus")[0] == "1 GPU: H200; activity from NVML's GPM"
     titles, row = lines("gpus", "-w")
-    assert titles.split()[-5:] == ["GRACT", "TENSOR", "METRICS", "W", "STATE"]
-    assert row.split()[-5:] == ["97", "33", "gpm", "180", "open"]
+    assert titles.split()[-6:] == ["GRACT", "TENSOR", "METRICS", "SLOWDOWN", "W", "STATE"]
+    assert row.split()[-6:] == ["97", "33", "gpm", "-", "180", "open"]
     daemon.answers["gpus"] = [gpu_view(0, name="A100", metrics="nvml", sm_active=None)]
     assert lines("gpus")[0].startswith("1 GPU: A100; coarse utilisation only")
     assert json.loads("\n".join(lines("gpus", "--json")))[0]["gr_active"] is None

@@ -337,6 +337,22 @@ def test_steps_of_torch_1_are_counted_and_return_what_they_return(interpreter: I
     assert interpreter.steps == 3
 
 
+def test_all_steps_of_a_fast_program_are_counted(interpreter: Interpreter) -> None:
+    """Their times are not read one by one."""
+    interpreter.stub_torch()
+    program = """
+        from torch.optim.optimizer import Optimizer
+        import torch, time
+        optimizer, ends = Optimizer(), time.monotonic() + 0.5
+        for step in range(10 ** 9):
+            optimizer.step()
+            if time.monotonic() > ends:
+                break
+        print(step + 1)
+        """
+    assert int(interpreter.python(program)) == interpreter.steps
+
+
 # -- it fails open ----------------------------------------------------------------------------------------------------
 
 BROKEN = {

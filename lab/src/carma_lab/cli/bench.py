@@ -114,6 +114,18 @@ def soak() -> None:
     """
 
 
+@_study("steps", "steps", "carma bench steps\ncarma bench steps --python venv/bin/python --out steps.json")
+@_figures()
+@click.option("--python", metavar="PATH", help="Interpreter with torch (that of CARMA).")
+@click.option("--rounds", type=whole(1, 1000), default=9, help="Repetitions of each part (9).")
+def steps() -> None:
+    """Cost of counting optimizer steps.
+
+    The import hook that counts the steps of a task: the time of one call and of one write, compared with a training
+    step of a small network, on the GPU if there is one. Also the time that it adds to the start of an interpreter.
+    """
+
+
 @_study("sampler", "sampler", "carma bench sampler --seconds 20\ncarma bench sampler --out cost.json")
 @_figures()
 @click.option("--seconds", type=number(1, 3600), default=60.0, help="Duration of the sampling, in seconds (60).")

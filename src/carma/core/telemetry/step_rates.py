@@ -44,7 +44,10 @@ def _follow(state: State, key: AttemptKey, track: Track, point: StepPoint) -> No
     record = track.step_record
     if record.newest is None or point.steps < record.newest.steps:
         record.points.clear()
-    elif point.steps == record.newest.steps or point.at <= record.newest.at:
+    elif point.steps == record.newest.steps:
+        return
+    elif point.at <= record.newest.at:  # the last steps of a process, whose time is not known
+        record.newest = StepPoint(record.newest.at, point.steps)
         return
     else:
         _count(record, point)

@@ -20,6 +20,7 @@ _MAGIC, _SLOT, _SLOTS = 0x3153504554534143, 64, 256
 _WRITE_NS = 100000000  # least time between two writes
 _LONGEST_NS = 5000000000  # most time between two writes
 _SHARE = 2000  # the writes take at most 1 / _SHARE of the time, however slow the file system is
+_STRIDES, _LONGEST_STRIDE = 32, 16  # reads of the clock between two writes; steps between two reads
 _NEVER = 1 << 62
 _ERRORS = 10  # failed writes in a row after which the counting ends
 
@@ -37,13 +38,23 @@ class _StepMeter(object):
     def reset(self):
         """In a forked process too: it has made no step, and the slot belongs to its parent."""
         self.steps = self.written = self.last = self.due = self.errors = 0
+        self.stride = self.left = 1
         self.began, self.offset = self.clock(), -1
 
     def count(self):
-        self.steps += 1
+        self.left -= 1
+        if self.left <= 0:
+            self.look()
+
+    def look(self):
+        """After `stride` steps: the clock is not read more often than every millisecond or so."""
+        self.steps += self.stride - self.left
         self.last = now = self.clock()
         if now >= self.due:
+            made = self.steps - self.written
             self.write(now)
+            self.stride = max(1, min(_LONGEST_STRIDE, made // _STRIDES))
+        self.left = self.stride
 
     def write(self, now):
         try:
@@ -75,8 +86,10 @@ class _StepMeter(object):
 
     def finish(self):
         """At the end of the process: what was counted since the last write."""
+        self.steps += self.stride - self.left
+        self.left = self.stride
         if self.steps > self.written and self.due < _NEVER:
-            self.write(self.last)
+            self.write(self.clock())
 
 
 class _TorchFinder(object):
@@ -126,11 +139,13 @@ def _attach(torch, meter):
         _wrap_steps(optimizer.Optimizer, meter.count)  # torch 1
     else:
         # Of torch 2.1 or newer. While torch.compile traces a step, the hook must do nothing: it would split the graph.
-        compiling = torch.compiler.is_compiling
+        compiling = getattr(torch.compiler, "is_dynamo_compiling", None) or torch.compiler.is_compiling
 
         def count_step(optimizer, args, kwargs):
             if not compiling():
-                meter.count()
+                meter.left -= 1
+                if meter.left <= 0:
+                    meter.look()
 
         register(count_step)
     os.register_at_fork(after_in_child=meter.reset)
