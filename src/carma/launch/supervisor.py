@@ -227,7 +227,7 @@ class SupervisedAttempt:
         if not self.order.get("count_steps"):
             return
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # it may exist from a runner that died
             fd = os.open(self.path + records.STEPS, flags, 0o600)
             identity = self.order.get("identity")
             if identity is not None:
