@@ -29,10 +29,10 @@ class FakeStepCounters:
 
 
 class StepCountersSubject(NamedTuple):
-    """`count` lets an attempt have made so many steps, the last one so many seconds ago."""
+    """`make` lets an attempt have made so many steps, the last one so many seconds ago."""
 
     counters: StepCounters
-    count: Callable[[AttemptKey, int, float], None]
+    make: Callable[[AttemptKey, int, float], None]
 
 
 def key(task: int) -> AttemptKey:
@@ -45,20 +45,20 @@ class StepCountersContract:
         assert subject.counters.read([]) == ()
 
     def test_counts_have_the_order_of_the_keys(self, subject: StepCountersSubject) -> None:
-        subject.count(key(1), 10, 0.0)
-        subject.count(key(2), 20, 0.0)
+        subject.make(key(1), 10, 0.0)
+        subject.make(key(2), 20, 0.0)
         found = subject.counters.read([key(2), key(7), key(1)])
         assert [(one.key, one.steps) for one in found] == [(key(2), 20), (key(1), 10)]
 
     def test_the_age_is_that_of_the_last_step(self, subject: StepCountersSubject) -> None:
-        subject.count(key(1), 10, 1_000.0)
+        subject.make(key(1), 10, 1_000.0)
         (found,) = subject.counters.read([key(1)])
         assert 1_000.0 <= found.age_s < 1_000.0 + NEAR_S
 
     def test_a_later_read_has_the_later_count(self, subject: StepCountersSubject) -> None:
-        subject.count(key(1), 10, 100.0)
+        subject.make(key(1), 10, 100.0)
         subject.counters.read([key(1)])
-        subject.count(key(1), 11, 0.0)
+        subject.make(key(1), 11, 0.0)
         (found,) = subject.counters.read([key(1)])
         assert found.steps == 11
         assert 0.0 <= found.age_s < NEAR_S

@@ -61,6 +61,13 @@ class Training:
         found = state or self.world.state
         return slowdown(found, found.tasks[task], found.tasks[task].attempts[-1])
 
+    def measured(self, task: TaskId) -> float:
+        """Its slowdown, which must not be inferred."""
+        found = self.slowdown(task)
+        assert found is not None
+        assert not found.inferred
+        return found.value
+
     def end(self, task: TaskId) -> Progress | None:
         del self.per_s[task]
         self.world.end(task)
@@ -130,13 +137,13 @@ def test_a_process_that_starts_again_from_0_gives_a_new_window(training: Trainin
 def test_a_settled_task_alone_has_its_own_rate_as_the_reference(training: Training) -> None:
     task = training.begin(10.0)
     training.train(20)
-    assert training.slowdown(task) == Slowdown(pytest.approx(1.0), False)
+    assert training.measured(task) == pytest.approx(1.0)
     training.begin(10.0)
     training.per_s[task] = 8.0
     training.train(1)
     assert training.rate(task) is None, "the steps before the neighbour came say nothing about now"
     training.train(20)
-    assert training.slowdown(task) == Slowdown(pytest.approx(1.25), False)
+    assert training.measured(task) == pytest.approx(1.25)
 
 
 def test_a_task_that_was_never_alone_has_no_measured_slowdown(training: Training) -> None:
@@ -180,7 +187,7 @@ def test_history_knows_the_rate_alone_of_a_command_that_now_shares_its_gpu(train
     assert estimate is not None
     world.state.put(replace(world.task(task), estimate=replace(estimate, alone_steps_per_s=8.0)))
     training.train(20)
-    assert training.slowdown(task) == Slowdown(pytest.approx(1.6), False)
+    assert training.measured(task) == pytest.approx(1.6)
 
 
 def test_without_steps_the_slowdown_is_inferred_if_every_demand_is_known(training: Training) -> None:
@@ -226,7 +233,7 @@ def test_after_a_restart_the_rate_alone_is_known(training: Training) -> None:
     training.world.state = restarted(training)
     assert training.rate(task) is None
     training.train(10)
-    assert training.slowdown(task) == Slowdown(pytest.approx(1.25), False)
+    assert training.measured(task) == pytest.approx(1.25)
     progress = training.end(task)
     assert progress is not None
     assert progress.steps == 440

@@ -115,7 +115,7 @@ def soak() -> None:
 
 
 @_study("steps", "steps", "carma bench steps\ncarma bench steps --python venv/bin/python --out steps.json")
-@_figures()
+@click.option("--out", "json", metavar="FILE", help=FIGURES)
 @click.option("--python", metavar="PATH", help="Interpreter with torch (that of CARMA).")
 @click.option("--rounds", type=whole(1, 1000), default=9, help="Repetitions of each part (9).")
 def steps() -> None:
