@@ -69,8 +69,7 @@ class ProcessLauncher:
     ) -> None:
         """`max_output_mib`: of each of CARMA's own log files; 0 for no limit."""
         self.files = AttemptFiles(directory, max_output_bytes=max_output_mib * 2**20)
-        self._start_timeout_s = start_timeout_s
-        self._count_steps = count_steps
+        self._start_timeout_s, self._count_steps = start_timeout_s, count_steps
         self._extra = dict(extra_environment or {})
         self._run_as_submitter = run_as_submitter
         self._groups, self._servers = groups, servers

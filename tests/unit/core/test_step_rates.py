@@ -10,10 +10,10 @@ from carma.core.model.settings import Gate, Rules, WarmUp
 from carma.core.model.values import Demand, Progress, TaskId
 from carma.core.policies import first_fit
 from carma.core.state import State
-from carma.core.state_checkpoint import adopt, checkpoint, restore
 from carma.core.telemetry import usage
 from carma.core.telemetry.step_rates import Slowdown, rate_now, slowdown
 from carma.daemon.found_attempts import past_run
+from carma.daemon.state_checkpoint import adopt, checkpoint, restore
 from carma.store.codec import read_event, read_run, read_task, write
 from carma.testing.builders import World
 from tests.unit.core.pace_world import begin
