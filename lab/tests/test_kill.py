@@ -34,7 +34,8 @@ def check(result: Study) -> None:
     print(*(f"{figure.name} {figure.value:g} {figure.unit}" for figure in figures(result)), sep="\n")
     assert result.problems == (), f"CARMA_CRASH_SEED={SEED}"
     assert result.verdict.still_booked_mib == 0
-    assert result.verdict.acknowledged > KILLS // 10, "hardly any submission was answered"
+    # Not those that were acknowledged: a database that is restored near the end lacks most of them.
+    assert result.verdict.started > KILLS // 10, "hardly any task was started"
 
 
 def test_kills_of_the_daemon_lose_nothing_and_repeat_nothing() -> None:

@@ -134,9 +134,9 @@ def test_problem_20_tasks_can_be_listed_cancelled_ordered_and_limited(daemon: Da
 
 # What runs in the user's interpreter, or measures it, imports the torch that is there, whichever that is.
 WITH_USERS_TORCH = {
-    "carma": ("trial/inside",),
+    "carma": ("trial/inside", "launch/hook"),
     "gpumemnet": ("dataset/inside",),
-    "carma_lab": ("bench/gpu", "bench/memory/zoo"),
+    "carma_lab": ("bench/gpu", "bench/memory/zoo", "bench/trace/scripts"),
 }
 EXTRAS = {"gpumemnet": {"train", "onnx", "plots"}}
 OWN = {"carma": ["carma-gpu"], "gpumemnet": ["carma-gpumemnet"], "carma_lab": ["carma-lab"]}

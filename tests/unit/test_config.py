@@ -119,8 +119,8 @@ def test_an_unknown_name_leads_to_the_nearest_one(write: Write, text: str, near:
 
 
 def test_an_unknown_variable_is_not_ignored(paths: Paths) -> None:
-    message = refused(paths, {"CARMA_GATE__SM_ACTIVITY": "1"})
-    assert "environment CARMA_GATE__SM_ACTIVITY" in message
+    message = refused(paths, {"CARMA_GATE__SM_ACTIV": "1"})
+    assert "environment CARMA_GATE__SM_ACTIV" in message
     assert "'gate.sm_active'" in message
 
 
