@@ -124,17 +124,25 @@ class PlacementRules(Record, frozen=True, kw_only=True):
     policy: Annotated[
         str,
         Meta(
-            description="Placement policy: exclusive, round-robin, first-fit, best-fit, magm, lug, goodput, horus, "
+            description="Placement policy: goodput, exclusive, round-robin, first-fit, best-fit, magm, lug, horus, "
             "lucid, or the name of a plugin."
         ),
-    ] = "magm"
+    ] = "goodput"
     slowdown_cap: Annotated[
         float,
         Meta(
             ge=1.0,
-            description="goodput: maximum predicted slowdown (time taken / time alone) of each task on a shared GPU.",
+            description="goodput: maximum expected slowdown (time taken / time alone) of each task on a shared GPU.",
         ),
-    ] = 1.25
+    ] = 1.5
+    slowdown_limit: Annotated[
+        float,
+        Meta(
+            ge=1.0,
+            description="goodput: maximum slowdown in a bad case, in which tasks of unknown demand are as demanding as "
+            "the most demanding tenth of the tasks of their memory size. At least slowdown_cap counts.",
+        ),
+    ] = 1.8
     tasks_per_gpu: Annotated[int, Meta(ge=1, description="Maximum number of tasks on one GPU.")] = 4
     idle_first: Annotated[bool, Meta(description="Use a GPU without tasks before sharing one (as published).")] = True
     gpus: Annotated[tuple[str, ...], Meta(description="GPUs that take tasks (UUIDs or indices); empty: all.")] = ()

@@ -1,9 +1,10 @@
 """Goodput: the GPU on which the task adds most progress in total, as long as no task is slowed down beyond a cap.
 
 The sharing model (sharing_model.py) predicts progress from the demand of each task alone. A task of unknown demand
-counts as a demanding task of its memory size. The cap is on the whole run of a task: a task that had its GPU alone for
-an hour may have a neighbour for a while. If a neighbour would exceed the cap of any task, the new task waits. A task so
-long that it would outlast all others goes first.
+counts as a typical task of its memory size; a second, higher limit holds for the case that it is a demanding one. The
+cap is on the whole run of a task: a task that had its GPU alone for an hour may have a neighbour for a while. If a
+neighbour would exceed the cap of any task, the new task waits. A task so long that it would outlast all others goes
+first.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 
 from carma.core.model.decision import Ask, Part, Reason
 from carma.core.model.settings import Rules
-from carma.core.model.values import GpuId, TaskId
+from carma.core.model.values import GpuId, Record, TaskId
 from carma.core.scheduling.forecast import (
     ALONE,
     Baseline,
@@ -57,28 +58,51 @@ def remembering(terms: Terms) -> Predict:
     def predict(ask: Ask, holders: Sequence[Holder]) -> Forecast:
         if not holders:
             return ALONE
-        question = Ask(TaskId(0), 1, 0, "", demand=asked_of(ask), alone_s=ask.alone_s, at=ask.at)
+        question = Ask(TaskId(0), 1, 0, "", demand=asked_of(ask, terms), alone_s=ask.alone_s, at=ask.at)
         return answer(question, tuple(holders))
 
     return predict
 
 
-def joint_objection(terms: Terms, ask: Ask, gpus: Sequence[Sequence[Holder]]) -> Reason | None:
+class Limits(Record, frozen=True):
+    """The cap on the expected slowdown, and the limit for the case that tasks of unknown demand are demanding."""
+
+    expected: Terms
+    bad_case: Terms
+
+
+def limits_of(rules: Rules) -> Limits:
+    cap, mechanism = rules.placement.slowdown_cap, mechanism_of(rules)
+    return Limits(Terms(cap, mechanism), Terms(max(cap, rules.placement.slowdown_limit), mechanism, worst_case=True))
+
+
+def joint_objection(limits: Limits, ask: Ask, gpus: Sequence[Sequence[Holder]]) -> Reason | None:
     """Objection to a set of GPUs for one task. Its rate is that of the slowest GPU, which changes as neighbours end."""
-    found = forecast(ask, baseline(gpus, ask.at, terms), terms)
     holders = list({holder.key: holder for holders_of_one in gpus for holder in holders_of_one}.values())
-    return Reason("Slowdown", _too_slow, (found, ask, holders, terms.cap)) if found.worst > terms.cap else None
+    for terms in (limits.expected, limits.bad_case) if _any_unknown(ask, holders) else (limits.expected,):
+        found = forecast(ask, baseline(gpus, ask.at, terms), terms)
+        if found.worst > terms.cap:
+            return Reason("Slowdown", _too_slow, (found, ask, holders, terms))
+    return None
 
 
-def objection(predict: Predict, cap: float, ask: Ask, holders: Sequence[Holder]) -> Reason | None:
-    return refusal(predict(ask, holders), ask, holders, cap)
+def _any_unknown(ask: Ask, holders: Sequence[Holder]) -> bool:
+    return ask.demand is None or None in [holder.demand for holder in holders]
 
 
-def refusal(found: Forecast, ask: Ask, holders: Sequence[Holder], cap: float) -> Reason | None:
-    if found.worst > cap:
-        return Reason("Slowdown", _too_slow, (found, ask, holders, cap))
+def objection(
+    limits: Limits, expected: Predict, bad_case: Predict, ask: Ask, holders: Sequence[Holder]
+) -> Reason | None:
+    found = expected(ask, holders)
+    if found.worst > limits.expected.cap:
+        return Reason("Slowdown", _too_slow, (found, ask, holders, limits.expected))
     if found.gain < MIN_GAIN:
         return Reason("Slowdown", _too_little, (holders, found.gain))
+    if not _any_unknown(ask, holders):
+        return None
+    found = bad_case(ask, holders)
+    if found.worst > limits.bad_case.cap:
+        return Reason("Slowdown", _too_slow, (found, ask, holders, limits.bad_case))
     return None
 
 
@@ -87,24 +111,29 @@ def _beside(holders: Sequence[Holder]) -> str:
     return f"beside task {names}" if len(holders) == 1 else f"beside tasks {names}"
 
 
-def _too_slow(found: Forecast, ask: Ask, holders: Sequence[Holder], cap: float) -> str:
+def _too_slow(found: Forecast, ask: Ask, holders: Sequence[Holder], terms: Terms) -> str:
     """The new task and the slowest neighbour, if above the cap; and the tasks of unknown demand."""
     names = [f"task {holder.key.task}" for holder in found.holders]
     slowest, name = max(zip(found.slowdowns[:-1], names, strict=True))
-    if found.own > cap:
+    if found.own > terms.cap:
         sentence = f"{_beside(holders)} it would take {found.own:.2f} times as long as alone"
-        sentence += f", {name} {slowest:.2f} times" if slowest > cap else ""
+        sentence += f", {name} {slowest:.2f} times" if slowest > terms.cap else ""
     else:
         sentence = f"beside it {name} would take {slowest:.2f} times as long as alone"
     unknown = [name for name, one in zip(names, found.holders, strict=True) if one.demand is None]
-    return f"{sentence} (cap {cap:g}){_assumed(unknown if ask.demand is not None else ['it', *unknown])}"
+    sentence += f" ({'limit' if terms.worst_case else 'cap'} {terms.cap:g})"
+    return sentence + _assumed(unknown if ask.demand is not None else ["it", *unknown], terms)
 
 
-def _assumed(unknown: Sequence[str]) -> str:
+def _assumed(unknown: Sequence[str], terms: Terms) -> str:
     if not unknown:
         return ""
-    counts, its = ("counts", "its") if len(unknown) == 1 else ("count", "their")
-    return f"; {' and '.join(unknown)} {counts} as busy as tasks of {its} size get, since that is not known yet"
+    tasks = " and ".join(unknown)
+    if terms.worst_case:
+        verb = "is" if len(unknown) == 1 else "are"
+        return f" if {tasks} {verb} as demanding as the most demanding tenth of tasks of that size; unknown yet"
+    verb = "counts as a typical task" if len(unknown) == 1 else "count as typical tasks"
+    return f"; {tasks} {verb} of that size, since the demand is not known yet"
 
 
 def _too_little(holders: Sequence[Holder], gain: float) -> str:
@@ -150,7 +179,7 @@ def moves(terms: Terms, views: Sequence[GpuView]) -> list[Move]:
     for view in views:
         if len(view.holders) < 2 or view.newest is None or any(holder.warming is not None for holder in view.holders):
             continue
-        members = [sharer_of(holder, view.newest.at) for holder in view.holders]
+        members = [sharer_of(holder, view.newest.at, terms) for holder in view.holders]
         ratio = progress_ratio(members, rates_of(members, terms.mechanism))
         observed = [member.observed_rate for member in members]
         worst = max(slowdowns(members, observed, terms.mechanism))
@@ -163,22 +192,22 @@ def moves(terms: Terms, views: Sequence[GpuView]) -> list[Move]:
 
 
 def bound(rules: Rules) -> Policy:
-    terms = Terms(rules.placement.slowdown_cap, mechanism_of(rules))
-    predict = remembering(terms)
+    limits = limits_of(rules)
+    expected, bad_case = remembering(limits.expected), remembering(limits.bad_case)
     return replace(
         POLICY,
-        rank=partial(rank, predict),
-        objection=partial(objection, predict, terms.cap),
+        rank=partial(rank, expected),
+        objection=partial(objection, limits, expected, bad_case),
         urgent=urgent,
-        moves=partial(moves, terms),
-        joint_objection=partial(joint_objection, terms),
+        moves=partial(moves, limits.expected),
+        joint_objection=partial(joint_objection, limits),
         bind=None,
     )
 
 
 POLICY = Policy(
     "goodput",
-    partial(rank, remembering(Terms(1.25, "mps"))),
+    partial(rank, remembering(Terms(1.5, "mps"))),
     about="The GPU where it adds most progress, no task slowed down beyond a cap.",
     bind=bound,
     uses_gate=False,

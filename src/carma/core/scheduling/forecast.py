@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from carma.core.model.decision import Ask
 from carma.core.model.values import AttemptKey, Demand, GpuId, Record
 from carma.core.scheduling.gpu_view import Holder
-from carma.core.scheduling.sharing_model import Mechanism, by_size, progress_rates
+from carma.core.scheduling.sharing_model import Mechanism, by_size, progress_rates, typical
 
 CLEARLY_LESS = 0.85  # observed / predicted progress below which the observation counts; predictions vary as much
 ROUNDING = 1.0 + 1e-9  # factor beyond rounding errors
@@ -24,6 +24,12 @@ ROUNDING = 1.0 + 1e-9  # factor beyond rounding errors
 class Terms(Record, frozen=True):
     cap: float
     mechanism: Mechanism
+    worst_case: bool = False  # a task of unknown demand counts as demanding for its memory size, not as typical
+
+    def demand_of(self, known: Demand | None, memory_mib: int) -> Demand:
+        if known is not None:
+            return known
+        return by_size(memory_mib) if self.worst_case else typical(memory_mib)
 
 
 class Sharer:
@@ -87,7 +93,7 @@ def baseline(gpus: Sequence[Sequence[Holder]], at: float, terms: Terms) -> Basel
             if holder.key not in places:
                 places[holder.key] = len(holders)
                 holders.append(holder)
-        return [(places[holder.key], demand_of(holder)) for holder in sharing]
+        return [(places[holder.key], terms.demand_of(holder.demand, holder.counted_mib)) for holder in sharing]
 
     groups = [group(sharing) for sharing in gpus]
     here = len(holders)
@@ -96,7 +102,7 @@ def baseline(gpus: Sequence[Sequence[Holder]], at: float, terms: Terms) -> Basel
         for known in holder.other_gpus:
             if known.gpu not in others:
                 others[known.gpu] = group((*known.holders, replace(holder, demand=known.demand)))
-    members = [sharer_of(holder, at) for holder in holders]
+    members = [sharer_of(holder, at, terms) for holder in holders]
     for holder, member in zip(holders[:here], members, strict=False):
         if holder.other_gpus:
             member.elsewhere = 1.0  # all its GPUs are included
@@ -129,17 +135,15 @@ def _sum(groups: Sequence[Group], rates: Sequence[float]) -> float:
 
 def _together(ask: Ask, there: Baseline, terms: Terms) -> tuple[list[Sharer], list[Group], list[float]]:
     """The tasks on the GPUs, the new task last, and their initial rates."""
-    members = [*there.members, Sharer(asked_of(ask), inf if ask.alone_s is None else ask.alone_s)]
-    last = len(there.members)
-    groups = [
-        [*each, (last, asked_of(ask))] if place < there.requested else each for place, each in enumerate(there.groups)
-    ]
+    demand, last = asked_of(ask, terms), len(there.members)
+    members = [*there.members, Sharer(demand, inf if ask.alone_s is None else ask.alone_s)]
+    groups = [[*each, (last, demand)] if place < there.requested else each for place, each in enumerate(there.groups)]
     rates = rates_in(members, groups, terms.mechanism)
     return members, groups, rates if there.ratio == 1.0 else [rate * there.ratio for rate in rates]
 
 
-def asked_of(ask: Ask) -> Demand:
-    return by_size(ask.memory_mib) if ask.demand is None else ask.demand
+def asked_of(ask: Ask, terms: Terms) -> Demand:
+    return terms.demand_of(ask.demand, ask.memory_mib)
 
 
 def progress_ratio(members: Sequence[Sharer], rates: Sequence[float]) -> float:
@@ -169,12 +173,13 @@ def rates_in(members: Sequence[Sharer], groups: Sequence[Group], mechanism: Mech
 
 
 def demand_of(holder: Holder) -> Demand:
+    """Its demand; unknown, that of a demanding task of its memory size."""
     return by_size(holder.counted_mib) if holder.demand is None else holder.demand
 
 
-def sharer_of(holder: Holder, now: float) -> Sharer:
+def sharer_of(holder: Holder, now: float, terms: Terms) -> Sharer:
     progress = holder.progress
-    demand = demand_of(holder)
+    demand = terms.demand_of(holder.demand, holder.counted_mib)
     if progress is None:
         return Sharer(demand, inf)
     alone_s = inf if progress.alone_s is None else progress.alone_s

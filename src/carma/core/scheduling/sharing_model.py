@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import exp
+from math import exp, inf
 from typing import Literal
 
 from carma.core.model.settings import Rules
@@ -55,6 +55,14 @@ UNKNOWN = Demand(sm_active=0.73, sm_occupancy=0.36, dram_active=0.27, gr_active=
 BY_SIZE = (
     (1_500, Demand(sm_active=0.35, sm_occupancy=0.12, dram_active=0.12, gr_active=0.54, power=0.35)),
     (3_000, Demand(sm_active=0.61, sm_occupancy=0.23, dram_active=0.24, gr_active=0.82, power=0.63)),
+)
+# The median of each figure over the tasks of that size: what a task of unknown demand is expected to be (same source).
+TYPICAL_BY_SIZE = (
+    (1_500, Demand(sm_active=0.17, sm_occupancy=0.06, dram_active=0.04, gr_active=0.3, power=0.16)),
+    (3_000, Demand(sm_active=0.37, sm_occupancy=0.13, dram_active=0.1, gr_active=0.54, power=0.32)),
+    (6_000, Demand(sm_active=0.58, sm_occupancy=0.2, dram_active=0.15, gr_active=0.74, power=0.48)),
+    (12_000, Demand(sm_active=0.68, sm_occupancy=0.24, dram_active=0.19, gr_active=0.85, power=0.59)),
+    (inf, Demand(sm_active=0.81, sm_occupancy=0.3, dram_active=0.27, gr_active=0.93, power=0.67)),
 )
 # A cautious rate is rate * exp(-(a + b * (1 - rate))): one in ten of the tasks measured is slower. One (a, b) for any
 # number of tasks, or a newcomer could make its neighbours look faster; the second where engine activity or power is
@@ -96,8 +104,13 @@ def _rates(demands: tuple[Demand, ...], mechanism: Mechanism) -> tuple[float, ..
     return _at_once(demands) if mechanism == "mps" else _in_slices(demands)
 
 
+def typical(memory_mib: int) -> Demand:
+    """Expected demand of a task of which only the memory is known."""
+    return next(demand for below_mib, demand in TYPICAL_BY_SIZE if memory_mib < below_mib)
+
+
 def by_size(memory_mib: int) -> Demand:
-    """Assumed demand of a task of which only the memory is known."""
+    """Demand of a task of which only the memory is known, in a bad case: nine in ten tasks of that size need less."""
     for below_mib, demand in BY_SIZE:
         if memory_mib < below_mib:
             return demand
