@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from carma.core.model.values import Demand
-from carma.core.scheduling.sharing_model import BY_SIZE, UNKNOWN, by_size, progress_rates
+from carma.core.scheduling.sharing_model import BY_SIZE, TYPICAL_BY_SIZE, UNKNOWN, by_size, progress_rates, typical
 from carma.traces.table import shipped_table
 from carma_lab.simulator.simulated_cards import H200
 from gpumemnet.dataset.table import read
@@ -75,9 +76,38 @@ def _rate_beside(demand: Demand) -> float:
     return progress_rates([UNKNOWN, demand])[0]
 
 
-def within(tasks: Sequence[Sized], edge: int) -> list[Sized]:
-    below = max((other for other in EDGES_MIB if other < edge), default=0)
+def fit_typical(demands: Sequence[Demand]) -> Demand:
+    """The median of each figure."""
+    return Demand(**{name: round(float(np.median([getattr(one, name) for one in demands])), 2) for name in FIELDS})
+
+
+def error(tasks: Sequence[Sized]) -> float | None:
+    """Mean absolute error of the rate of a task of unknown demand beside these, if they count as typical."""
+    errors = [abs(_rate_beside(typical(int(mib))) - _rate_beside(demand)) for mib, demand in tasks]
+    return round(float(np.mean(errors)), 3) if errors else None
+
+
+def within(tasks: Sequence[Sized], edge: float, edges: Sequence[float] = EDGES_MIB) -> list[Sized]:
+    below = max((other for other in edges if other < edge), default=0)
     return [entry for entry in tasks if below <= entry[0] < edge]
+
+
+def typical_sizes(runs: Sequence[Sized], published: Sequence[Sized]) -> list[dict[str, Any]]:
+    edges = [edge for edge, _ in TYPICAL_BY_SIZE]
+    found = []
+    for edge in edges:
+        of_size = within(runs, edge, edges)
+        demand = fit_typical([demand for _, demand in of_size])
+        found.append(
+            {
+                "below_mib": edge if edge < inf else None,
+                "runs": len(of_size),
+                "demand": {name: getattr(demand, name) for name in FIELDS},
+                "error_for_these": error(of_size),
+                "error_for_published": error(within(published, edge, edges)),
+            }
+        )
+    return found
 
 
 def main() -> None:
@@ -97,6 +127,7 @@ def main() -> None:
             }
             for edge in EDGES_MIB
         ],
+        "typical": typical_sizes(runs, published),
     }
     print(json.dumps(result, indent=1))
 

@@ -18,6 +18,7 @@ from carma.core.scheduling.policy import Policy
 NOW = 5_000.0
 MPS = Terms(1.25, "mps")
 LIGHT = Demand(0.05, 0.02, 0.02, 0.1, 0.05)
+MEDIUM = Demand(0.35, 0.15, 0.15, 0.5, 0.3)
 HEAVY = Demand(0.95, 0.5, 0.6, 1.0, 0.9)
 
 
@@ -61,9 +62,10 @@ def forecast(asked: Ask, holders: Sequence[Holder], terms: Terms) -> Forecast:
     return outlooks.forecast(asked, baseline([holders], asked.at, terms), terms)
 
 
-def bound(cap: float = 1.25, mechanism: str = "mps") -> Policy:
+def bound(cap: float = 1.25, mechanism: str = "mps", limit: float = 1.8) -> Policy:
     sharing = Sharing(mechanism=mechanism)  # type: ignore[arg-type]
-    return goodput.POLICY.bound(Rules(placement=PlacementRules(slowdown_cap=cap), sharing=sharing))
+    placement = PlacementRules(slowdown_cap=cap, slowdown_limit=limit)
+    return goodput.POLICY.bound(Rules(placement=placement, sharing=sharing))
 
 
 def sentence(policy: Policy, asked: Ask, *holders: Holder) -> str:

@@ -12,10 +12,12 @@ from carma.core.policies.goodput import MIN_GAIN
 from carma.core.scheduling.forecast import Forecast, Sharer, Terms, slowdowns
 from carma.core.scheduling.gpu_view import GpuView, Holder
 from carma.core.scheduling.policy import Waits
+from carma.core.scheduling.sharing_model import typical
 from carma.testing.builders import gpu
 from tests.unit.core.goodput_world import (
     HEAVY,
     LIGHT,
+    MEDIUM,
     MPS,
     NOW,
     ask,
@@ -114,20 +116,40 @@ def test_a_refusal_names_the_new_task_and_the_slowest_neighbour() -> None:
     assert "(cap 1.2)" in told
 
 
-def test_a_small_task_of_which_nothing_is_known_may_share_where_a_large_one_may_not() -> None:
-    known = Demand(0.35, 0.15, 0.15, 0.5, 0.3)
-    for mib, shares in ((1_000, True), (9_000, False)):
-        newcomer = Ask(TaskId(9), 1, mib, "declared", False)
-        assert (bound().refusal(newcomer, [holder(known, None)]) is None) == shares
-        asked = Ask(TaskId(9), 1, 1_000, "declared", False, known)
-        assert (bound().refusal(asked, [holder(None, None, mib=mib)]) is None) == shares
+@pytest.mark.parametrize("mib", [1_000, 2_000, 4_000, 8_000, 13_000])
+def test_a_task_of_unknown_demand_counts_as_a_typical_one_of_its_memory_size(mib: int) -> None:
+    newcomer = Ask(TaskId(9), 1, mib, "declared", False)
+    known = Ask(TaskId(9), 1, mib, "declared", False, typical(mib))
+    assert forecast(newcomer, [holder(MEDIUM)], MPS) == forecast(known, [holder(MEDIUM)], MPS)
+    beside_unknown, beside_known = holder(None, mib=mib), holder(typical(mib), mib=mib)
+    assert forecast(known, [beside_unknown], MPS).slowdowns == forecast(known, [beside_known], MPS).slowdowns
+
+
+def test_the_limit_holds_for_a_bad_case_of_unknown_demands_only() -> None:
+    """The expected slowdown is below the cap; what a demanding task of that size would cost decides."""
+    newcomer = Ask(TaskId(9), 1, 4_000, "declared", False)
+    neighbours = [holder(MEDIUM, None)]
+    found = forecast(newcomer, neighbours, MPS)
+    bad_case = forecast(newcomer, neighbours, Terms(MPS.cap, "mps", worst_case=True))
+    assert found.worst < bad_case.worst
+    between = (found.worst + bad_case.worst) / 2
+    assert bound(found.worst + 0.01, limit=bad_case.worst + 0.01).refusal(newcomer, neighbours) is None
+    told = sentence(bound(found.worst + 0.01, limit=between), newcomer, *neighbours)
+    assert f"(limit {between:g}) if it is as demanding as the most demanding tenth of tasks of that size" in told
+    known = Ask(TaskId(9), 1, 4_000, "declared", False, typical(4_000))
+    assert bound(found.worst + 0.01, limit=between).refusal(known, neighbours) is None
+
+
+def test_the_limit_is_never_below_the_cap() -> None:
+    newcomer = Ask(TaskId(9), 1, 4_000, "declared", False)
+    assert bound(9.0, limit=1.0).refusal(newcomer, [holder(MEDIUM, None)]) is None
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_who_only_counts_as_busy_is_named() -> None:
+def test_tasks_of_unknown_demand_are_named_in_a_refusal() -> None:
     told = sentence(bound(), ask(None), holder(goes(0.9), task=3), holder(None, task=4))
-    assert "it and task 4 count as busy as tasks of their size get" in told
-    assert "counts" not in sentence(bound(), ask(goes(0.5)), holder(goes(0.5)))
+    assert "it and task 4 count as typical tasks of that size" in told
+    assert "count" not in sentence(bound(), ask(goes(0.5)), holder(goes(0.5)))
 
 
 @pytest.mark.usefixtures("by_hand")
@@ -155,13 +177,12 @@ def test_progress_that_is_clearly_less_than_predicted_is_counted_on_for_nobody()
 
 
 # -- the model ------------------------------------------------------------------------------------------------------
-def test_a_task_of_unknown_demand_counts_as_a_demanding_one() -> None:
-    known, unknown = forecast(ask(LIGHT), [holder(LIGHT)], MPS), forecast(ask(None), [holder(LIGHT)], MPS)
-    assert unknown.worst > known.worst
-    assert unknown.gain < known.gain
+def test_an_unknown_demand_is_predicted_to_cost_more_than_a_light_one_and_less_than_a_heavy_one() -> None:
+    light, unknown, heavy = (forecast(ask(demand), [holder(LIGHT)], MPS) for demand in (LIGHT, None, HEAVY))
+    assert light.worst < unknown.worst < heavy.worst
+    assert light.gain > unknown.gain
     assert bound(1.25).refusal(ask(LIGHT), [holder(LIGHT)]) is None
-    assert bound(1.25).refusal(ask(None), [holder(HEAVY)]) is not None
-    assert bound(1.25).refusal(ask(HEAVY), [holder(None)]) is not None
+    assert bound(1.25).refusal(ask(HEAVY), [holder(None, mib=13_000)]) is not None
 
 
 def test_time_slices_lose_where_mps_does_not() -> None:
