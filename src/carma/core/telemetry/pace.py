@@ -19,8 +19,8 @@ from carma.core.state import State
 from carma.core.telemetry.measurements import AttemptOnGpu, Live, Member, Track
 from carma.core.telemetry.window import given
 
-CALM_S = 5.0  # time without memory growth after which a task no longer starts up
-BELIEVED_S = 10.0  # observation time after which an observed demand is used
+CALM_S = 10.0  # time without memory growth after which a task no longer starts up
+BELIEVED_S = 15.0  # observation time after which an observed demand is used
 OVERRIDE_RELATIVE, OVERRIDE_ABSOLUTE = 0.33, 0.05  # difference from which an observed demand replaces the estimated one
 IDLE_RELATIVE = 0.25  # a task on several GPUs leaves a GPU idle below this part of its estimated demand
 NO_DEMAND = Demand(0.0, 0.0, 0.0, 0.0, 0.0)  # of a GPU that the task leaves idle; such a GPU does not slow it down
