@@ -24,17 +24,17 @@ from carma.transport import has_listener
 EXAMPLES = """
 carma up                                      this machine's GPUs, in the foreground
 carma up --detach                             in the background; `carma down` stops it
-carma up --virtual-gpus 4 --gpu-memory 40GiB --policy magm --detach
+carma up --virtual-gpus 4 --gpu-memory 40GiB --policy exclusive --detach
 carma up --set gate.sm_active=0.7 --set recovery.retries=2
 carma up --print-unit > /etc/systemd/system/carma.service
 """
-POLICIES = "exclusive, round-robin, first-fit, best-fit, magm, lug, goodput, horus, lucid, or a plugin"
+POLICIES = "goodput, exclusive, round-robin, first-fit, best-fit, magm, lug, horus, lucid, or a plugin"
 
 
 @verb("up", examples=EXAMPLES)
 @click.option("--virtual-gpus", type=whole(1), metavar="N", help="Number of virtual GPUs to use.")
 @click.option("--gpu-memory", type=SIZE, help="Memory of each virtual GPU (default 40GiB).")
-@click.option("--policy", metavar="NAME", help=f"Placement policy (default magm): {POLICIES}.")
+@click.option("--policy", metavar="NAME", help=f"Placement policy (default goodput): {POLICIES}.")
 @click.option("--speed", type=Parsed("X", parse_factor), help="Speed of virtual GPUs (default 1: real time).")
 @click.option("--detach", "-d", is_flag=True, help="Run in the background; return when the daemon serves.")
 @click.option("--config", "file", type=click.Path(path_type=Path), metavar="FILE", help="Settings file to use.")

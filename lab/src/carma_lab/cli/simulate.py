@@ -16,8 +16,8 @@ from carma_lab.cli.progress_line import check_run_file, simulating
 from gpumemnet.cli.output_file_option import STDOUT, file_flag, force_flag, say_written
 
 EXAMPLES = """
-carma simulate --trace t1 --policy magm
-carma simulate --trace mix --policy exclusive,magm,lug
+carma simulate --trace t1 --policy goodput
+carma simulate --trace mix --policy exclusive,goodput,magm
 carma simulate --trace heavy --policy lug --memory none --set gate.enabled=no --json
 carma simulate --trace ./my-trace.csv --gpus 8 --gpu h200 --out run.json
 carma simulate --fidelity real.json --solo exclusive.json
@@ -28,7 +28,7 @@ WITH_FIDELITY = ("fidelity", "solo", "noise", "seed", "out", "force", "as_json")
 
 @verb("simulate", examples=EXAMPLES)
 @click.option("--trace", metavar="NAME", default="t1", help="Trace: t1, t2, mix, heavy, or a CSV file (t1).")
-@click.option("--policy", metavar="NAMES", default="magm", help="Policy, or several separated by commas (magm).")
+@click.option("--policy", metavar="NAMES", default="goodput", help="Policy, or several separated by commas (goodput).")
 @click.option("--gpus", type=whole(1, 65_536), default=4, metavar="N", help="Number of GPUs (4).")
 @click.option("--gpu", metavar="CARD", default="a100-40", help="Card: a100-40, a100-80 or h200 (a100-40).")
 @click.option(
@@ -108,7 +108,7 @@ def command(
 
     names = tuple(dict.fromkeys(word.strip() for word in policy.split(",") if word.strip()))
     if not names:
-        raise Usage("--policy names no policy", "Example: --policy magm; carma up --help lists the policies.")
+        raise Usage("--policy names no policy", "Example: --policy goodput; carma up --help lists the policies.")
     if out is not None and len(names) > 1:
         raise Usage(
             "--out takes one run, and --policy names several policies",
