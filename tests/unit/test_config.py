@@ -64,7 +64,7 @@ def test_the_nearer_source_wins_and_is_named(paths: Paths) -> None:
     assert (settings.gate.sm_occupancy, origins["gate.sm_occupancy"]) == (0.3, "environment CARMA_GATE__SM_OCCUPANCY")
     assert (settings.gate.dram_active, origins["gate.dram_active"]) == (0.2, str(paths.config_file))
     assert (settings.queue.overtakes, origins["queue.overtakes"]) == (1, str(paths.system_config_file))
-    assert (settings.placement.policy, origins["placement.policy"]) == ("magm", "default")
+    assert (settings.placement.policy, origins["placement.policy"]) == ("goodput", "default")
     assert settings.rules.gate is settings.gate
 
 

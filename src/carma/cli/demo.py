@@ -26,6 +26,7 @@ carma demo --trace ./my-trace.csv --json
 def command(keep: bool, as_json: bool, **given: str | float | int | None) -> int:
     """Compare exclusive and shared GPUs on a 60-task trace, with real processes on virtual GPUs.
 
+    The shared GPUs use the policy magm, as in the published results; --policy goodput uses the daemon's default.
     The demo starts two private daemons in temporary directories and removes them at the end. It needs no GPU.
 
     With the default speed-up one real second is eight minutes of the trace. The daemons therefore sample every 0.15 s,
