@@ -250,7 +250,7 @@ def test_a_real_daemons_tasks_are_a_run_that_report_and_compare_take(
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     assert told["about"]["simulated"] is False
-    assert (told["about"]["trace"], told["about"]["policy"], told["about"]["gpus"]) == ("known", "magm", 2)
+    assert (told["about"]["trace"], told["about"]["policy"], told["about"]["gpus"]) == ("known", "goodput", 2)
     assert told["outcomes"] == {"failed": 1, "succeeded": 1}
     assert told["slowdown"]["count"] == 1
     assert told["figures"]["memory_mib_mean"] > 0

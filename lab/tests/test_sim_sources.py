@@ -171,7 +171,7 @@ def typed(*words: str) -> Figures:
 def test_what_is_known_the_published_gate_and_recovery_can_be_typed() -> None:
     gate = ("gate.combine=published", "gate.sm_active=0.65", "gate.sm_occupancy=0.35", "gate.dram_active=0.50")
     sets = [word for name in (*gate, "recovery.mode=alone") for word in ("--set", name)]
-    found = typed("--memory", "none", "--demand", "none", *sets)
+    found = typed("--policy", "magm", "--memory", "none", "--demand", "none", *sets)
     settings = {"gate.combine": "published", "recovery.mode": "alone"}
     settings |= {"gate.sm_active": "0.65", "gate.sm_occupancy": "0.35", "gate.dram_active": "0.50"}
     asked = simulation(Request(memory="none", demand="none", settings=settings)).run()
