@@ -1,4 +1,4 @@
-"""Writes the short tables of the simulated experiments into the README and docs/results.md.
+"""Writes the short table of the simulated experiments into docs/results.md.
 
     python -m lab.tools.paper_tables
 
@@ -20,7 +20,6 @@ from tools.markdown import folded, placed, renew, table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results" / "simulation" / "paper.json"
-HEADLINE = ("MAGM, memory measured", "MAGM, our defaults", "goodput, no cap")
 HEAD = ("policy", "makespan", "published", "completion, mean", "slowdown, mean", "energy", "OOMs", "Philly: makespan")
 POLICIES = (
     ("MAGM, memory measured", "`magm` by the published rules in our queue, memory known"),
@@ -46,22 +45,12 @@ def short(parts: dict[str, Any]) -> str:
         f"{len(windows)} windows of the public Philly trace "
         "([all of it, aim by aim](../lab/results/simulation/README.md), "
         "[method](simulation.md)). Exclusive GPUs are 1; policies that predict know how busy each task is. "
+        "The rows of `goodput` are of the version of 2026-11-18, before its cap became 1.5 and tasks of unknown demand "
+        "typical ones; [the evaluation](goodput.md#evaluation) has the default. "
         "The row of our defaults knows run times from history "
         "([what that changed](simulation.md#run-times-from-history)):"
     )
     return f"{folded(said)}\n\n{table(HEAD, lines)}"
-
-
-def headline(parts: dict[str, Any]) -> str:
-    """The same for the README: three policies, makespan and energy."""
-    rows = [row for row in parts["limits"]["rows"] if row["gpus"] == FEW_GPUS]
-    lines = [_line(name, words, rows, ()) for name, words in POLICIES if name in HEADLINE]
-    said = (
-        f"**Makespan and energy.** {sum(row['tasks'] for row in rows)} tasks of {len(rows)} published traces on "
-        f"{FEW_GPUS} simulated A100s, relative to exclusive GPUs:"
-    )
-    picked = [(words, makespan, published or "-", energy) for words, makespan, published, *_, energy, _, _ in lines]
-    return f"{said}\n\n{table(('policy', 'makespan', 'published', 'energy'), picked)}"
 
 
 def _windows(parts: dict[str, Any]) -> Sequence[Any]:
@@ -89,8 +78,7 @@ def _mean(values: Sequence[float]) -> str:
 
 def pages(root: Path = ROOT, results: Path = RESULTS) -> dict[Path, str]:
     parts = json.loads(results.read_text(encoding="utf-8"))["parts"]
-    texts = ((root / "docs" / "results.md", "paper", short(parts)), (root / "README.md", "makespan", headline(parts)))
-    return placed((page, mark, f"\n{text}\n") for page, mark, text in texts)
+    return placed([(root / "docs" / "results.md", "paper", f"\n{short(parts)}\n")])
 
 
 if __name__ == "__main__":
