@@ -193,10 +193,9 @@ def headline(found: dict[str, Any]) -> str:
     )
     names = ("`magm`, nothing known", "`goodput`, nothing known", "`goodput`, all known")
     rows = [(name, found["generated"][name]) for name in names]
+    ratios = ("makespan_s", "completion_mean_s", "energy_j")
     lines = [
-        [name, *(f"{row[ratio]['mean']:.2f}" for ratio in RATIOS[:2]), f"{row['energy_j']['mean']:.2f}"]
-        + [f"{row['slowdown_mean']:.2f}"]
-        for name, row in rows
+        [name, *(f"{row[ratio]['mean']:.2f}" for ratio in ratios), f"{row['slowdown_mean']:.2f}"] for name, row in rows
     ]
     return f"{folded(said)}\n\n{table(['policy', 'makespan', 'mean completion', 'energy', 'mean slowdown'], lines)}"
 
