@@ -18,7 +18,7 @@ from carma_lab.bench.paper import page, study, workloads
 from carma_lab.bench.paper import paper_file as writing
 from carma_lab.bench.paper.claims import Claim, claims
 from carma_lab.bench.paper.plots import pictures
-from carma_lab.bench.paper.variants import PARTS, QUICK, Scope
+from carma_lab.bench.paper.variants import DEFAULT_CAP, PARTS, QUICK, Scope
 from carma_lab.bench.results_file import command_of
 from carma_lab.cli.bench import PAPER_PARTS
 from carma_lab.reports.drawing import Picture, save
@@ -65,20 +65,21 @@ def test_sharing_is_faster_than_exclusive_gpus_and_no_faster_than_the_limit(foun
 def test_goodput_stands_beside_the_limit_at_its_cap(out: Path, found: dict[str, Any]) -> None:
     (row,) = found["parts"]["limits"]["rows"]
     capped = row["capped"]
-    assert capped["cap"] == 1.25
+    assert capped["cap"] == DEFAULT_CAP
     assert row["bound"] < capped["bound"] <= row["policies"]["goodput"]["makespan"]
-    assert 1.0 < capped["slowdown_max"] <= 1.26
+    assert 1.0 < capped["slowdown_max"] <= DEFAULT_CAP + 0.01
     assert capped["over_bound"] == pytest.approx(row["policies"]["goodput"]["makespan"] / capped["bound"], abs=1e-3)
     bounds = {point["cap"]: point["bound"] for point in found["parts"]["curves"]["traces"]["t1"]["curve"]}
-    assert bounds[1.1] > bounds[1.25] == capped["bound"]
+    assert bounds[1.1] > bounds[DEFAULT_CAP] == capped["bound"]
     assert bounds[None] == row["bound"]
     text = (out / "README.md").read_text(encoding="utf-8")
-    assert f"| **the limit at cap 1.25** | {capped['bound']:.3f} |" in text
-    assert f"| goodput, times the limit at cap 1.25 | {capped['over_bound']:.2f} |" in text
+    assert f"| **the limit at cap {DEFAULT_CAP:g}** | {capped['bound']:.3f} |" in text
+    assert f"| goodput, times the limit at cap {DEFAULT_CAP:g} | {capped['over_bound']:.2f} |" in text
 
 
 def at_the_cap(parts: dict[str, Any]) -> Claim | None:
-    return next((one for one in claims(parts) if "of the limit at its cap, 1.25, on 4 GPUs" in one.aim), None)
+    aim = f"of the limit at its cap, {DEFAULT_CAP:g}, on 4 GPUs"
+    return next((one for one in claims(parts) if aim in one.aim), None)
 
 
 def test_within_the_limit_at_the_cap_is_only_who_keeps_the_cap(found: dict[str, Any]) -> None:

@@ -17,9 +17,9 @@ from carma.core.model.decision import UNKNOWN
 from carma.core.model.settings import PlacementRules, Rules, WarmUp
 from carma.core.model.values import AttemptKey, Booking, Estimate, GpuId, TaskId
 from carma.core.policies import goodput, horus, lucid
-from carma.core.scheduling.forecast import demand_of
+from carma.core.scheduling.forecast import Terms
 from carma.core.scheduling.gpu_view import Holder
-from carma.core.scheduling.sharing_model import engine_share, mechanism_of, progress_rates
+from carma.core.scheduling.sharing_model import engine_share, progress_rates
 from carma.core.scheduling.snapshot import view_of
 from carma_lab.simulator import estimate_sources as sources
 from carma_lab.simulator.simulation import Setup, Simulation
@@ -126,22 +126,29 @@ def _sharing_limits_hold(made: Simulation, event: e.TaskPlaced) -> None:
                 assert len(holders) == 2
                 assert sum(lucid.score(one.demand, one.counted_mib) for one in holders) <= 2
             case "goodput":
-                slow = whole_runs(made, holders, event)
-                assert max(slow) <= state.rules.placement.slowdown_cap + 1e-6, f"{event} slows down by {slow}"
+                for terms in goodput_limits(state.rules):
+                    slow = whole_runs(holders, event, terms)
+                    assert max(slow) <= terms.cap + 1e-6, f"{event} slows down by {slow} ({terms})"
             case _:
                 pass
 
 
-def whole_runs(made: Simulation, holders: tuple[Holder, ...], event: e.TaskPlaced) -> list[float]:
+def goodput_limits(rules: Rules) -> tuple[Terms, Terms]:
+    """The cap on what is expected, and the limit for demanding tasks of unknown demand."""
+    limits = goodput.limits_of(rules)
+    return limits.expected, limits.bad_case
+
+
+def whole_runs(holders: tuple[Holder, ...], event: e.TaskPlaced, terms: Terms) -> list[float]:
     """Slowdown of each task over its whole run if no other task comes, by the rates predicted for this GPU; delays on
     other GPUs are left out. A task of unknown run time keeps its initial rate."""
-    now, mechanism = event.at, mechanism_of(made.state.rules)
+    now, demands = event.at, [terms.demand_of(holder.demand, holder.counted_mib) for holder in holders]
     runs = [holder.progress for holder in holders if holder.progress is not None]
     assert len(runs) == len(holders)
     left_s = [inf if run.alone_s is None else max(1.0, run.alone_s - run.done_by(now)) for run in runs]
     found, at, there = [0.0] * len(runs), 0.0, list(range(len(runs)))
     while there:
-        rates = dict(zip(there, progress_rates([demand_of(holders[one]) for one in there], mechanism), strict=True))
+        rates = dict(zip(there, progress_rates([demands[one] for one in there], terms.mechanism), strict=True))
         for one in there:
             if left_s[one] == inf and not found[one]:
                 found[one] = 1.0 / rates[one]

@@ -258,7 +258,7 @@ def test_a_real_daemons_tasks_are_a_run_that_report_and_compare_take(
     assert [(task.name, task.outcome) for task in made.tasks] == [("short", "succeeded"), ("bad", "failed")]
     assert made.tasks[0].slowdown is not None
     assert made.tasks[0].slowdown >= 1.0
-    assert compare([made, read(_simulated(saved, tmp_path))]).variants == ("magm, real", "magm, simulated")
+    assert compare([made, read(_simulated(saved, tmp_path))]).variants == ("goodput, real", "goodput, simulated")
 
 
 def _simulated(saved: Path, tmp_path: Path) -> Path:

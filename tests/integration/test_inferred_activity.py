@@ -25,7 +25,7 @@ def test_two_tasks_share_a_gpu_whose_activity_is_inferred() -> None:
 
 
 def test_a_busy_gpu_is_refused_by_what_is_inferred() -> None:
-    with serving(gpus=1, **FAST) as daemon:
+    with serving(gpus=1, placement__policy="magm", **FAST) as daemon:
         daemon.submit(*virtual(1000, 100_000, "--dram", "0.6", sm=0.95), gpu_memory_mib=1500)
         until(lambda: daemon.client.gpus()[0].state == "closed", "the gate is closed")
         assert "inferred" in daemon.client.gpus()[0].reason

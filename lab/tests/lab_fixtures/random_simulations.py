@@ -65,6 +65,7 @@ def rules(draw: st.DrawFn) -> Rules:
         placement=PlacementRules(
             tasks_per_gpu=draw(st.integers(1, 5)),
             slowdown_cap=draw(st.sampled_from((1.0, 1.1, 1.25, 2.0))),
+            slowdown_limit=draw(st.sampled_from((1.0, 1.4, 1.8))),
             idle_first=draw(st.booleans()),
         ),
         gate=Gate(enabled=draw(st.booleans())),

@@ -15,7 +15,7 @@ from carma.wire.api_types import GpuView
 METRICS = {
     "gpm": "activity from NVML's GPM",
     "dcgm": "activity from DCGM",
-    "inferred": "activity inferred from power and utilisation, with a margin for the error: fewer tasks share",
+    "inferred": "activity inferred from power and utilisation, which is less exact; `carma doctor` explains the effect",
     "processes": "SM activity from the utilisation of processes; no occupancy, no DRAM activity",
     "nvml": "coarse utilisation only, no SM activity; `carma doctor` explains the effect",
 }

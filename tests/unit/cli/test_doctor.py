@@ -104,15 +104,30 @@ def test_a_machine_without_a_gpu_gives_one_finding(monkeypatch: pytest.MonkeyPat
     assert virtual["memory limits"].verdict == "ok"
 
 
+def test_under_a_policy_that_predicts_the_gate_is_no_consequence_of_missing_activity_and_no_remedy() -> None:
+    for policy in ("goodput", "horus"):
+        missing = findings(Machine(gpu(0, COARSE), placement__policy=policy))["activity"]
+        assert missing.verdict == "warn"
+        assert "learns nothing of the tasks" in missing.limitation
+        assert (
+            "predicted less well"
+            in findings(Machine(gpu(0, INFERRED), placement__policy=policy))["activity"].limitation
+        )
+        assert "gate" not in missing.text + missing.hint
+        ungated = Machine(gpu(0, COARSE), gate__enabled=False, placement__policy=policy)
+        assert findings(ungated)["activity"] == missing
+
+
 def test_missing_sm_activity_is_a_warning_with_remedies() -> None:
-    found = findings(Machine(gpu(0, COARSE), gpu(1), cards=(CardFacts(index=0), CardFacts(index=1))))["activity"]
+    cards = (CardFacts(index=0), CardFacts(index=1))
+    found = findings(Machine(gpu(0, COARSE), gpu(1), cards=cards, placement__policy="magm"))["activity"]
     assert found.verdict == "warn"
     assert "GPU 0: coarse utilisation only; GPU 1: SM activity" in found.text
     assert found.text.count("GPU 0: ") == 2
     assert found.text.count("GPU 1: ") == 1
     assert "DCGM" in found.hint
     assert "gate.enabled = false" in found.hint
-    ungated = findings(Machine(gpu(0, COARSE), gate__enabled=False))["activity"]
+    ungated = findings(Machine(gpu(0, COARSE), gate__enabled=False, placement__policy="magm"))["activity"]
     assert (ungated.verdict, ungated.hint) == ("ok", "")
     assert "gate.enabled = false" in ungated.text
     assert findings(Machine(gpu(0, HALF)))["activity"].verdict == "warn"  # no DRAM activity: the gate refuses too
@@ -123,12 +138,13 @@ def test_inferred_activity_is_named_with_its_consequence_and_is_no_missing_activ
     assert found.verdict == "warn"
     assert "inferred from power" in found.limitation
     assert "one task at a time" not in found.text + found.limitation
-    both = findings(Machine(gpu(0, INFERRED), gpu(1, COARSE)))["activity"]
+    both = findings(Machine(gpu(0, INFERRED), gpu(1, COARSE), placement__policy="magm"))["activity"]
     assert "SM activity of GPU 0 is inferred" in both.limitation
     assert "GPU 1: each takes one task at a time" in both.limitation
     chosen = findings(Machine(gpu(0, INFERRED), monitor__sm_activity="nvml"))["activity"]
     assert "monitor.sm_activity" in chosen.hint
-    assert findings(Machine(gpu(0, INFERRED), gate__enabled=False))["activity"].verdict == "ok"
+    ungated = Machine(gpu(0, INFERRED), gate__enabled=False, placement__policy="magm")
+    assert findings(ungated)["activity"].verdict == "ok"
 
 
 def test_a_counter_behind_a_permission_names_the_drivers_option() -> None:

@@ -175,7 +175,11 @@ def test_findings_of_the_doctor_have_the_wording_of_the_golden_file(
         "virtual GPU": gpu_checks.gpus(Machine(virtual=1)),
         "activity": gpu_checks.activity(Machine(gpu(0), gpu(1))),
         "no activity": gpu_checks.activity(Machine(gpu(0, COARSE), gpu(1))),
-        "no activity, no gate": gpu_checks.activity(Machine(gpu(0, COARSE), gate__enabled=False)),
+        "no activity for the gate": gpu_checks.activity(Machine(gpu(0, COARSE), placement__policy="magm")),
+        "inferred activity for the gate": gpu_checks.activity(Machine(gpu(0, INFERRED), placement__policy="magm")),
+        "no activity, no gate": gpu_checks.activity(
+            Machine(gpu(0, COARSE), gate__enabled=False, placement__policy="magm")
+        ),
         "activity inferred": gpu_checks.activity(Machine(gpu(0, INFERRED), gpu(1))),
         "activity inferred by a setting": gpu_checks.activity(
             Machine(gpu(0, INFERRED), gpu(1, COARSE), monitor__sm_activity="nvml")

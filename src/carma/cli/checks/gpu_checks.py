@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from carma.cli.checks.doctor_facts import DoctorFacts, Finding
+from carma.core.model.settings import PlacementRules
 from carma.core.model.units import show_count
 from carma.core.telemetry.window import METRICS
 from carma.monitor.card_modes import CardFacts
+from carma.plugins import load_policy
 
 _SOURCES = {
     "gpm": "SM activity, occupancy, DRAM and tensor activity from NVML's GPM",
@@ -67,16 +69,31 @@ def activity(facts: DoctorFacts) -> Finding | None:
     missing = [gpu.index for gpu in found if gpu.index not in (*inferred, *measured)]
     if not inferred and not missing:
         return Finding("activity", "ok", text)
-    if not facts.setting("gate.enabled", True):
+    gated = load_policy(facts.setting("placement.policy", PlacementRules().policy)).uses_gate
+    if gated and not facts.setting("gate.enabled", True):
         return Finding("activity", "ok", f"{text}; gate.enabled = false: tasks share by memory alone")
+    effect = _effect_on_gate if gated else _effect_on_prediction
     effects, limitations = zip(
-        *(_effect(names_of(one), one is missing) for one in (inferred, missing) if one), strict=True
+        *(effect(names_of(one), one is missing) for one in (inferred, missing) if one), strict=True
     )
-    return Finding("activity", "warn", "; ".join((text, *effects)), _remedy(facts), "; ".join(limitations))
+    return Finding("activity", "warn", "; ".join((text, *effects)), _remedy(facts, gated), "; ".join(limitations))
 
 
-def _effect(names: str, missing: bool) -> tuple[str, str]:
-    """The consequence of missing or of inferred activity, and the limitation in one line."""
+def _effect_on_prediction(names: str, missing: bool) -> tuple[str, str]:
+    """The consequence under a policy that predicts slowdowns, and the limitation in one line."""
+    if missing:
+        return (
+            f"{names}: the policy learns nothing of the tasks there, and decides by what is known beforehand",
+            f"no complete SM and memory activity on {names}: the policy learns nothing of the tasks there",
+        )
+    return (
+        f"{names}: the policy learns the demands of tasks from that, with its error",
+        f"SM activity of {names} is inferred from power and utilisation: slowdowns are predicted less well",
+    )
+
+
+def _effect_on_gate(names: str, missing: bool) -> tuple[str, str]:
+    """The consequence of missing or of inferred activity for the gate, and the limitation in one line."""
     if missing:
         return (
             f"{names}: the gate refuses GPUs with missing metrics, so each takes one task at a time",
@@ -88,18 +105,18 @@ def _effect(names: str, missing: bool) -> tuple[str, str]:
     )
 
 
-def _remedy(facts: DoctorFacts) -> str:
+def _remedy(facts: DoctorFacts, gated: bool) -> str:
     if facts.setting("monitor.sm_activity", "auto") == "nvml":
         return "monitor.sm_activity = 'auto' uses GPM or DCGM where a GPU has them"
     forbidden = [card.index for card in facts.cards if card.gpm == "forbidden"]
-    off = "or share by memory alone: gate.enabled = false"
+    off = "; or share by memory alone: gate.enabled = false" if gated else ""
     if forbidden:
         return (
             f"{names_of(forbidden)} has GPM, but this user may not read it: run the daemon as root, or let an "
-            f"administrator set the driver option NVreg_RestrictProfilingToAdminUsers=0; {off}"
+            f"administrator set the driver option NVreg_RestrictProfilingToAdminUsers=0{off}"
         )
     dcgm = f" (here: {facts.found.dcgm_problem})" if facts.found.dcgm_problem else ""
-    return f"{_HOPPER}{dcgm}; {off}"
+    return f"{_HOPPER}{dcgm}{off}"
 
 
 def mig(facts: DoctorFacts) -> Finding | None:
