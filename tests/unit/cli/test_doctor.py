@@ -104,18 +104,17 @@ def test_a_machine_without_a_gpu_gives_one_finding(monkeypatch: pytest.MonkeyPat
     assert virtual["memory limits"].verdict == "ok"
 
 
-def test_under_a_policy_that_predicts_the_gate_is_no_consequence_of_missing_activity_and_no_remedy() -> None:
+def test_under_a_policy_that_predicts_the_gate_refuses_gpus_without_any_activity_only() -> None:
     for policy in ("goodput", "horus"):
         missing = findings(Machine(gpu(0, COARSE), placement__policy=policy))["activity"]
         assert missing.verdict == "warn"
-        assert "learns nothing of the tasks" in missing.limitation
-        assert (
-            "predicted less well"
-            in findings(Machine(gpu(0, INFERRED), placement__policy=policy))["activity"].limitation
-        )
-        assert "gate" not in missing.text + missing.hint
-        ungated = Machine(gpu(0, COARSE), gate__enabled=False, placement__policy=policy)
-        assert findings(ungated)["activity"] == missing
+        assert "one task at a time" in missing.limitation
+        assert "gate.enabled = false" in missing.hint
+        inferred = findings(Machine(gpu(0, INFERRED), placement__policy=policy))["activity"]
+        assert "predicted less well" in inferred.limitation
+        assert "gate" not in inferred.text + inferred.hint
+        ungated = findings(Machine(gpu(0, COARSE), gate__enabled=False, placement__policy=policy))["activity"]
+        assert "learns nothing of the tasks" in ungated.limitation
 
 
 def test_missing_sm_activity_is_a_warning_with_remedies() -> None:

@@ -10,6 +10,9 @@ from msgspec.structs import asdict, replace
 
 from carma.core.model.events import GpusFound
 from carma.core.model.values import NO_ACTIVITY, Activity, Capabilities, Gpu, GpuId, GpuSample
+from carma.core.policies.goodput import POLICY as GOODPUT
+from carma.core.policies.magm import POLICY as MAGM
+from carma.core.scheduling.policy import Policy
 from carma.core.telemetry.inferred_activity import ROUNDING, completed, infer, source_of
 from carma.core.telemetry.pace import BELIEVED_S
 from carma.core.telemetry.window import METRICS, Window
@@ -95,9 +98,9 @@ def test_a_window_summarises_the_bounds_for_the_gate_and_tells_the_expected_mean
 class PowerOnly(World):
     """One GPU that shows power and utilisation only; a task that uses it takes `load` of both."""
 
-    def __init__(self, load: float, limit_w: float | None = 250.0) -> None:
+    def __init__(self, load: float, limit_w: float | None = 250.0, policy: Policy = MAGM) -> None:
         self.load = load
-        super().__init__(1)
+        super().__init__(1, policy=policy)
         (gpu,) = self.state.gpus.values()
         can = Capabilities(power=True, energy=True, processes=True, source="inferred")
         self.emit(GpusFound(self.now, (replace(gpu, capabilities=can, power_limit_w=limit_w),)))
@@ -136,8 +139,22 @@ def test_the_gate_judges_the_bound() -> None:
     assert second_task(world) == "Utilisation"
 
 
-def test_a_gpu_whose_activity_cannot_be_inferred_takes_one_task() -> None:
-    assert second_task(PowerOnly(0.3, limit_w=None)) == "Metrics"
+@pytest.mark.parametrize("policy", [MAGM, GOODPUT], ids=["magm", "goodput"])
+def test_a_gpu_whose_activity_cannot_be_inferred_takes_one_task(policy: Policy) -> None:
+    assert second_task(PowerOnly(0.3, limit_w=None, policy=policy)) == "Metrics"
+    assert second_task(PowerOnly(0.3, policy=policy)) == ""
+
+
+def test_the_demand_of_a_task_is_not_learned_from_inferred_activity_beside_others() -> None:
+    world = PowerOnly(0.3, policy=GOODPUT)
+    assert second_task(world) == ""
+    (first, second) = world.state.active
+    world.start(second)
+    world.wait(60 + BELIEVED_S)
+    observed_s = [next(iter(world.state.tracks[key].on.values())).solo.seconds for key in world.state.active.values()]
+    assert observed_s[0] >= BELIEVED_S
+    assert observed_s[1] == 0.0
+    assert (first, second) == tuple(world.state.active)
 
 
 def test_the_demand_of_a_task_is_learned_from_the_expected_figures() -> None:

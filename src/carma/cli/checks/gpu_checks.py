@@ -70,35 +70,41 @@ def activity(facts: DoctorFacts) -> Finding | None:
     if not inferred and not missing:
         return Finding("activity", "ok", text)
     gated = load_policy(facts.setting("placement.policy", PlacementRules().policy)).uses_gate
-    if gated and not facts.setting("gate.enabled", True):
+    gate = facts.setting("gate.enabled", True)
+    if gated and not gate:
         return Finding("activity", "ok", f"{text}; gate.enabled = false: tasks share by memory alone")
-    effect = _effect_on_gate if gated else _effect_on_prediction
-    effects, limitations = zip(
-        *(effect(names_of(one), one is missing) for one in (inferred, missing) if one), strict=True
-    )
-    return Finding("activity", "warn", "; ".join((text, *effects)), _remedy(facts, gated), "; ".join(limitations))
+    found_effects = [_effect_of_missing(names_of(missing), gate)] if missing else []
+    if inferred:
+        found_effects.insert(0, (_effect_on_gate if gated else _effect_on_prediction)(names_of(inferred)))
+    effects, limitations = zip(*found_effects, strict=True)
+    remedy = _remedy(facts, gate and (gated or bool(missing)))
+    return Finding("activity", "warn", "; ".join((text, *effects)), remedy, "; ".join(limitations))
 
 
-def _effect_on_prediction(names: str, missing: bool) -> tuple[str, str]:
-    """The consequence under a policy that predicts slowdowns, and the limitation in one line."""
-    if missing:
+def _effect_of_missing(names: str, gate: bool) -> tuple[str, str]:
+    """The consequence of missing activity, and the limitation in one line."""
+    what = f"no complete SM and memory activity on {names}"
+    if gate:
         return (
-            f"{names}: the policy learns nothing of the tasks there, and decides by what is known beforehand",
-            f"no complete SM and memory activity on {names}: the policy learns nothing of the tasks there",
+            f"{names}: the gate refuses GPUs with missing metrics, so each takes one task at a time",
+            f"{what}: each takes one task at a time",
         )
+    return (
+        f"{names}: the policy learns nothing of the tasks there, and decides by what is known beforehand",
+        f"{what}: the policy learns nothing of the tasks there",
+    )
+
+
+def _effect_on_prediction(names: str) -> tuple[str, str]:
+    """The consequence of inferred activity under a policy that predicts slowdowns."""
     return (
         f"{names}: the policy learns the demands of tasks from that, with its error",
         f"SM activity of {names} is inferred from power and utilisation: slowdowns are predicted less well",
     )
 
 
-def _effect_on_gate(names: str, missing: bool) -> tuple[str, str]:
-    """The consequence of missing or of inferred activity for the gate, and the limitation in one line."""
-    if missing:
-        return (
-            f"{names}: the gate refuses GPUs with missing metrics, so each takes one task at a time",
-            f"no complete SM and memory activity on {names}: each takes one task at a time",
-        )
+def _effect_on_gate(names: str) -> tuple[str, str]:
+    """The consequence of inferred activity for the gate."""
     return (
         f"{names}: the gate adds the error of the inference, so fewer tasks share than with measured activity",
         f"SM activity of {names} is inferred from power and utilisation, with a margin: fewer tasks share",

@@ -220,11 +220,14 @@ def booked_activity(holders: Sequence[Holder], rules: Rules) -> dict[Metric, flo
 
 
 def _gated(view: GpuView, rules: Rules, policy: Policy) -> bool:
-    """Whether the window must allow sharing. A policy that predicts slowdowns itself does not know foreign
-    processes. While a task has not settled, its booked activity stands in for samples that are still missing."""
+    """Whether the window must allow sharing. A policy that predicts slowdowns itself does not know foreign processes,
+    and could not correct a wrong prediction on a GPU that shows no activity. While a task has not settled, its booked
+    activity stands in for samples that are still missing."""
     if view.foreign or view.foreign_mib > 0:
         return True
-    return policy.uses_gate and (view.blind is None or _unsettled(view, rules) is None)
+    if not policy.uses_gate:
+        return view.newest is not None and any(given(view.newest, metric) is None for metric in METRICS)
+    return view.blind is None or _unsettled(view, rules) is None
 
 
 def _too_busy(view: GpuView, rules: Rules) -> Reason | None:
