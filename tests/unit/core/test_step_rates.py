@@ -11,6 +11,7 @@ from carma.core.model.values import Demand, Progress, TaskId
 from carma.core.policies import first_fit
 from carma.core.state import State
 from carma.core.telemetry import usage
+from carma.core.telemetry.measurements import MOST_POINTS
 from carma.core.telemetry.step_rates import Slowdown, rate_now, slowdown
 from carma.daemon.found_attempts import past_run
 from carma.daemon.state_checkpoint import adopt, checkpoint, restore
@@ -121,6 +122,19 @@ def test_in_a_long_pause_the_rate_is_unknown_and_not_0(training: Training) -> No
     training.train(40)
     training.per_s[task] = 0.0
     training.train(int(RULES.window.stale_s) + 2)
+    assert training.rate(task) is None
+
+
+def test_counts_that_are_rarely_written_are_no_pause(training: Training) -> None:
+    task = training.begin(10.0)
+    rarely_s = 2.0 * RULES.window.stale_s
+    for _ in range(4):
+        training.world.wait(rarely_s)
+        training.done[task] += 10.0 * rarely_s
+        training.count(task)
+    training.world.wait(1.5 * rarely_s)
+    assert training.rate(task) == pytest.approx(10.0)
+    training.world.wait(rarely_s)
     assert training.rate(task) is None
 
 
@@ -266,5 +280,20 @@ def test_counts_of_an_attempt_that_is_over_are_ignored(training: Training) -> No
     key = training.world.state.active[task]
     training.end(task)
     training.world.emit(StepsCounted(training.world.now, (AttemptSteps(key, 10**15, training.world.now),)))
-    assert training.world.task(task).attempts[-1].progress is not None
+    progress = training.world.task(task).attempts[-1].progress
+    assert progress is not None
+    assert progress.steps == 100
     training.world.emit(GpusSampled(training.world.now + 1, ()))
+
+
+def test_a_clock_that_hardly_advances_does_not_fill_the_memory(training: Training) -> None:
+    """The user of the task writes the times of its steps."""
+    task = training.begin(0.0)
+    world = training.world
+    key, began = world.state.active[task], world.now - 1.0
+    for steps in range(1, 3 * MOST_POINTS):
+        world.emit(StepsCounted(world.now, (AttemptSteps(key, steps, began + steps * 1e-6),)))
+    record = world.state.tracks[key].step_record
+    assert len(record.points) == MOST_POINTS
+    assert record.newest is not None
+    assert record.newest.steps == 3 * MOST_POINTS - 1

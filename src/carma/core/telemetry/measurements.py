@@ -30,6 +30,7 @@ from carma.core.telemetry.window import Window
 HIDDEN_MIB = 1024  # memory that the driver may use itself; unlisted processes hold what is in use beyond that
 NEW_VARIANCE = 0.5  # of a new attempt, which may be idle or may fill the GPU
 FADES_S = 60.0  # time constant of the mean of an observed demand
+MOST_POINTS = 1024  # of an attempt's steps; their times are written by its user, who could let them stand still
 POWER_SAMPLES = 5  # readings of power per mean: a single one may come from a counter that lagged
 
 
@@ -98,7 +99,7 @@ class StepRecord:
     """The optimizer steps of an attempt (step_rates.py)."""
 
     newest: StepPoint | None = None
-    points: deque[StepPoint] = field(default_factory=deque)  # with the present neighbours
+    points: deque[StepPoint] = field(default_factory=lambda: deque(maxlen=MOST_POINTS))  # with the present neighbours
     per_s: float | None = None  # over `points`
     alone_per_s: float | None = None
     counted: int = 0  # steps whose time is known, and that time without pauses

@@ -23,6 +23,7 @@ from carma.core.telemetry.pace import LEAST_RATIO, belief
 
 LEAST_S, LEAST_STEPS = 5.0, 4  # observed before there is a rate
 PAUSE_FACTOR = 5.0  # a step that takes longer than this many median steps contains a pause
+PAUSE_INTERVALS = 2.0  # without a newer count for this many times the interval between the last two
 DIGITS = 4  # significant ones of a stored rate
 
 
@@ -122,7 +123,9 @@ def rate_now(state: State, track: Track, now: float) -> float | None:
     record = track.step_record
     if record.per_s is None or record.newest is None:
         return None
-    pause_s = max(state.rules.window.stale_s, PAUSE_FACTOR / record.per_s)
+    # A task whose writes are slow makes them rarely (launch/hook/sitecustomize.py).
+    interval_s = record.points[-1].at - record.points[-2].at
+    pause_s = max(state.rules.window.stale_s, PAUSE_FACTOR / record.per_s, PAUSE_INTERVALS * interval_s)
     return record.per_s if now - record.newest.at <= pause_s else None
 
 
