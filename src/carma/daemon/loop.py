@@ -53,6 +53,7 @@ POLL_S = 0.2  # between polls of running attempts; the end of a child is noticed
 STARTING_S = 0.02  # between polls just after a launch, doubling up to POLL_S
 UNKILLABLE_S = 30.0  # a process that SIGKILL has not ended by then hangs in the kernel
 AFTER_ERROR_S = 0.1
+READING_STEPS = "reading the steps of the tasks"
 
 
 class Loop:
@@ -79,6 +80,7 @@ class Loop:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.writer.run(), name="writer")
             group.create_task(self._sample_always(), name="samples")
+            group.create_task(self._read_steps_always(), name="steps")
             group.create_task(self._watch_memory_always(), name="memory")
             group.create_task(self._poll_always(), name="attempts")
 
@@ -97,7 +99,6 @@ class Loop:
         due_s = time.monotonic()
         while True:
             await self._guard("sampling the GPUs", self._sample)
-            await self._guard("reading the steps of the tasks", self._read_steps)
             due_s = max(due_s + self._period_s, time.monotonic())  # missed samples are not repeated
             await asyncio.sleep(due_s - time.monotonic())
 
@@ -111,12 +112,18 @@ class Loop:
             self._log_strays(samples)
         self._shell.observe(GpusSampled(max((s.at for s in samples), default=now()), samples))
 
+    async def _read_steps_always(self) -> None:
+        """Not with the samples: a call of the launcher that hangs must not stop the sampling."""
+        await self._shell.reconciled.wait()
+        while self._steps is not None:
+            await self._guard(READING_STEPS, self._read_steps)
+            await asyncio.sleep(self._period_s)
+
     async def _read_steps(self) -> None:
         clock, counters, keys = self._shell.clock, self._steps, tuple(self._shell.state.active.values())
         if counters is None or not keys:
             return
-        found = await self.executor.call_launcher(lambda: counters.read(keys))
-        now = clock.now()
+        found, now = await self.executor.call_launcher(lambda: (counters.read(keys), clock.now()))
         if found:
             counts = tuple(AttemptSteps(one.key, one.steps, now - one.age_s * clock.speed) for one in found)
             self._shell.observe(StepsCounted(self._shell.state.now, counts))  # time passes by other events
@@ -197,7 +204,9 @@ class Loop:
         asked_s = time.monotonic()
         found = await executor.call_launcher(lambda: executor.launcher.poll(keys))
         if any(one.outcome is not None for one in found):
-            await self._read_steps()  # the last ones; its file goes when the end is stored
+            await self._guard(
+                READING_STEPS, self._read_steps
+            )  # final counts: the file is deleted once the end is stored
         if finder.events_of(shell.state, found, shell.clock.now()):
             await shell.change(lambda state: finder.events_of(state, found, shell.clock.now()))
         idle = [key for key in finder.never_launched(shell.state, found) if not executor.is_ordered(key, asked_s)]

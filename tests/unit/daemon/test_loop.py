@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -15,7 +16,9 @@ from carma.core.model.events import (
     AttemptEnded,
     AttemptStarted,
     Durable,
+    Event,
     GpusFound,
+    StepsCounted,
     StopRequested,
     TaskSubmitted,
     UseNoted,
@@ -39,17 +42,19 @@ from carma.core.model.values import (
     TaskSpec,
 )
 from carma.core.policies import magm
-from carma.core.ports import AttemptReport
+from carma.core.ports import AttemptReport, StepCount, StepCounters
 from carma.core.state import State
 from carma.daemon import found_attempts as finder
 from carma.daemon import writer as writer_module
 from carma.daemon.loop import Loop, ProcessOwners
 from carma.daemon.recovery_on_start import ReplayedLog, reconcile
+from carma.daemon.runtime import SteadyClock
 from carma.daemon.shell import Shell
 from carma.errors import StoreError
 from carma.store.memory import MemoryStore
 from carma.testing.builders import World
 from carma.testing.fake_launcher import FakeLauncher, Plan
+from carma.testing.step_counters import FakeStepCounters
 from tests.unit.daemon.shells import add_use, make_executor, make_shell, writing
 
 LIMIT_S = 180.0
@@ -117,13 +122,13 @@ class Declared:
 
 
 @contextlib.asynccontextmanager
-async def serving(plan: Plan, period_s: float) -> AsyncIterator[Server]:
+async def serving(plan: Plan, period_s: float, steps: StepCounters | None = None) -> AsyncIterator[Server]:
     shell, launcher, card = (
         make_shell(MemoryStore(), State(OPEN, magm.POLICY)),
         FakeLauncher(lambda _: plan),
         Card(),
     )
-    loop = Loop(shell, make_executor(shell, launcher, (Declared(),)), card, period_s=period_s)
+    loop = Loop(shell, make_executor(shell, launcher, (Declared(),)), card, period_s=period_s, steps=steps)
     running = asyncio.create_task(loop.run())
     try:
         await reconcile(shell, loop, ReplayedLog(shell.state, 0))
@@ -185,6 +190,96 @@ def test_an_attempt_whose_mps_server_ended_is_stopped_and_retried() -> None:
             await server.until(lambda _: server.outcome(key) is not None)
             assert server.outcome(key) == Disrupted("the MPS server ended")
             await server.until(lambda state: len(state.tasks[key.task].attempts) == 2)
+
+    go(work())
+
+
+# Optimizer steps.
+
+
+class BrokenCounters:
+    def read(self, keys: Iterable[AttemptKey]) -> tuple[StepCount, ...]:
+        raise RuntimeError("damaged")
+
+
+def test_steps_that_cannot_be_read_do_not_stop_the_ends_of_attempts() -> None:
+    async def work() -> None:
+        async with serving(Plan(), period_s=3600.0, steps=BrokenCounters()) as server:
+            key = await server.submit(1, 3_000)
+            server.launcher.end(key, Failed(1))
+            await server.until(lambda _: server.outcome(key) == Failed(1))
+
+    go(work())
+
+
+class HangingCounters(FakeStepCounters):
+    def __init__(self) -> None:
+        super().__init__()
+        self.armed, self.entered, self.released = threading.Event(), threading.Event(), threading.Event()
+
+    def read(self, keys: Iterable[AttemptKey]) -> tuple[StepCount, ...]:
+        if self.armed.is_set():
+            self.entered.set()
+            self.released.wait()
+        return super().read(keys)
+
+
+def test_a_read_of_steps_that_hangs_does_not_stop_the_sampling_of_gpus() -> None:
+    async def work() -> None:
+        counters = HangingCounters()
+        async with serving(Plan(), period_s=0.02, steps=counters) as server:
+            await server.submit(1, 3_000)
+            try:
+                counters.armed.set()
+                await asyncio.to_thread(counters.entered.wait)
+                window = server.shell.state.live[G0].window
+                before = window.count_since(0.0)
+                await server.until(lambda _: window.count_since(0.0) > before + 5)
+            finally:
+                counters.released.set()
+
+    go(work())
+
+
+class JumpingClock(SteadyClock):
+    ahead = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.ahead
+
+
+def test_the_time_of_a_step_does_not_depend_on_when_the_loop_gets_the_count() -> None:
+    async def work() -> None:
+        counters, clock, events = FakeStepCounters(), JumpingClock(), list[Event]()
+        async with serving(Plan(), period_s=3600.0, steps=counters) as server:
+            key = await server.submit(1, 3_000)
+            counters.count(key, 10, age_s=0.0)
+            server.shell.clock = clock
+            call, observe = server.loop.executor.call_launcher, server.shell.observe
+
+            async def call_late(function: Callable[[], Any]) -> Any:
+                found = await call(function)
+                clock.ahead += 1_000.0
+                return found
+
+            def note(event: Any) -> None:
+                events.append(event)
+                observe(event)
+
+            server.loop.executor.call_launcher = call_late  # type: ignore[assignment,method-assign]
+            server.shell.observe = note  # type: ignore[method-assign]
+            read = counters.read
+
+            def read_at(keys: Iterable[AttemptKey]) -> tuple[StepCount, ...]:
+                read_times.append(clock.now())
+                return read(keys)
+
+            read_times = list[float]()
+            counters.read = read_at  # type: ignore[method-assign]
+            server.launcher.end(key, Failed(1))
+            await server.until(lambda _: server.outcome(key) is not None)
+            (counted,) = [event for event in events if isinstance(event, StepsCounted)]
+            assert counted.counts[0].last_at < read_times[0] + 500.0
 
     go(work())
 
