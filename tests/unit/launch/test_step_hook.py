@@ -230,6 +230,80 @@ def test_all_steps_of_a_fast_program_are_counted(interpreter: Interpreter) -> No
     assert int(interpreter.python(program)) == interpreter.steps
 
 
+def test_trainings_in_forked_processes_that_follow_one_another_add_up(interpreter: Interpreter) -> None:
+    """They were forked before torch was imported."""
+    interpreter.stub_torch()
+    program = """
+        import os
+        for _ in range(2):
+            child = os.fork()
+            if child == 0:
+                import torch
+                for _ in range(20):
+                    torch.optim.optimizer.Optimizer().step()
+                sys = __import__("sys")
+                sys.exit(0)
+            os.waitpid(child, 0)
+        """
+    interpreter.python(program)
+    assert interpreter.steps == 40
+
+
+HANDLED = """
+    import os, signal, torch
+    from torch.optim.optimizer import Optimizer, _hooks
+    class Timeout(ERROR): pass
+    def stop(number, frame):
+        raise Timeout
+    signal.signal(signal.SIGALRM, stop)
+    optimizer = Optimizer()
+    names = dict(zip(_hooks[0].__code__.co_freevars, _hooks[0].__closure__))
+    meter = names["meter"].cell_contents
+    write = meter.append
+    def interrupted(*arguments):  # the signal arrives during the write
+        signal.raise_signal(signal.SIGALRM)
+        return write(*arguments)
+    meter.append = interrupted
+    try:
+        optimizer.step()
+    except Timeout:
+        print("stopped")
+    meter.append = write
+    for _ in range(9):
+        optimizer.step()
+    """
+
+
+@pytest.mark.parametrize("error", ["Exception", "OSError"])
+def test_an_exception_of_the_programs_signal_handler_reaches_the_program(interpreter: Interpreter, error: str) -> None:
+    interpreter.stub_torch()
+    assert interpreter.python(HANDLED.replace("ERROR", error)) == "stopped\n"
+    assert interpreter.steps == 10
+
+
+def test_after_a_pause_every_step_is_looked_at_again(interpreter: Interpreter) -> None:
+    """Slow steps after fast ones: the time of each is written."""
+    interpreter.stub_torch()
+    program = """
+        import torch
+        from torch.optim.optimizer import Optimizer, _hooks
+        names = dict(zip(_hooks[0].__code__.co_freevars, _hooks[0].__closure__))
+        meter, optimizer = names["meter"].cell_contents, Optimizer()
+        now = [10 ** 9]
+        meter.clock = lambda: now[0]
+        for _ in range(5000):
+            now[0] += 10 ** 5
+            optimizer.step()
+        print(meter.stride)
+        meter.due = 10 ** 18  # a write that took long
+        for _ in range(meter.stride):
+            now[0] += 2 * 10 ** 9
+            optimizer.step()
+        print(meter.stride)
+        """
+    assert interpreter.python(program) == "16\n1\n"
+
+
 # -- it fails open ----------------------------------------------------------------------------------------------------
 
 BROKEN = {

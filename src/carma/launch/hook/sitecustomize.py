@@ -18,8 +18,8 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _FILE = os.environ.get("CARMA_STEPS_FILE")
 _MAGIC, _SLOT, _SLOTS = 0x3153504554534143, 64, 256
 _WRITE_NS = 100000000  # least time between two writes
-_LONGEST_NS = 5000000000  # most time between two writes
-_SHARE = 2000  # the writes take at most 1 / _SHARE of the time, however slow the file system is
+_SHARE = 1000  # the writes take at most 1 / _SHARE of the time, however slow the file system or busy other threads are
+_PAUSE_NS = 1000000000  # between two reads of the clock; after it the stride is 1 again
 _STRIDES, _LONGEST_STRIDE = 32, 16  # reads of the clock between two writes; steps between two reads
 _NEVER = 1 << 62
 _ERRORS = 10  # failed writes in a row after which the counting ends
@@ -44,26 +44,30 @@ class _StepMeter(object):
     def count(self):
         self.left -= 1
         if self.left <= 0:
-            self.look()
+            self.read_clock()
 
-    def look(self):
+    def read_clock(self):
         """After `stride` steps: the clock is not read more often than every millisecond or so."""
         self.steps += self.stride - self.left
-        self.last = now = self.clock()
+        now = self.clock()
+        if now - self.last > _PAUSE_NS:
+            self.stride = 1
+        elif now >= self.due:
+            self.stride = max(1, min(_LONGEST_STRIDE, (self.steps - self.written) // _STRIDES))
+        self.left, self.last = self.stride, now
         if now >= self.due:
-            made = self.steps - self.written
             self.write(now)
-            self.stride = max(1, min(_LONGEST_STRIDE, made // _STRIDES))
-        self.left = self.stride
 
     def write(self, now):
         try:
             self._write(self.steps)
             self.errors = 0
-        except Exception:
+        except Exception as error:
+            if not _raised_here(error.__traceback__):
+                raise
             self.errors += 1
         took = self.clock() - now
-        self.due = now + min(_LONGEST_NS, max(_WRITE_NS, _SHARE * took))
+        self.due = now + max(_WRITE_NS, _SHARE * took)
         if self.errors > _ERRORS:
             self.due = _NEVER
 
@@ -90,6 +94,13 @@ class _StepMeter(object):
         self.left = self.stride
         if self.steps > self.written and self.due < _NEVER:
             self.write(self.clock())
+
+
+def _raised_here(trace):
+    """Otherwise a signal handler of the program raised it, and it belongs to the program."""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_globals is globals()
 
 
 class _TorchFinder(object):
@@ -145,10 +156,9 @@ def _attach(torch, meter):
             if not compiling():
                 meter.left -= 1
                 if meter.left <= 0:
-                    meter.look()
+                    meter.read_clock()
 
         register(count_step)
-    os.register_at_fork(after_in_child=meter.reset)
     sys.modules["atexit"].register(meter.finish)
 
 
@@ -187,6 +197,7 @@ try:
     if _FILE and sys.version_info >= (3, 9):
         # Made now, because the slot tells when the process began; `time` is loaded at the start of any interpreter.
         meter = _StepMeter(_FILE, sys.modules["time"].monotonic_ns)
+        os.register_at_fork(after_in_child=meter.reset)  # a child may import torch that its parent has not imported
         sys.meta_path.insert(0, _TorchFinder(lambda torch: _attach(torch, meter)))
 except Exception:
     pass
