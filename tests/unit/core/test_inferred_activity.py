@@ -80,6 +80,13 @@ def test_without_power_its_range_or_utilisation_activity_stays_missing(gpu: Gpu,
     assert (found.activity, found.bound) == (NO_ACTIVITY, None)
 
 
+def test_power_without_kernels_is_a_contradiction_and_activity_stays_missing() -> None:
+    idle = replace(SAMPLE, gpu_util=0.0)
+    near, far = (replace(idle, power_w=30.0 + 320.0 * share) for share in (0.09, 0.5))
+    assert completed(near, GPU, 30.0).activity.sm_active == 0.0
+    assert completed(far, GPU, 30.0) is far
+
+
 def test_measured_activity_stays_as_it_is() -> None:
     measured = replace(SAMPLE, activity=Activity(sm_active=0.1, sm_occupancy=0.1, dram_active=0.1))
     assert completed(measured, GPU, 30.0) is measured

@@ -46,6 +46,7 @@ SM_ACTIVE = Curve(0.964, 0.467, 0.095)
 SM_OCCUPANCY = Curve(0.346, 0.344, 0.342)
 DRAM_ACTIVE = Curve(0.337, 0.752, 0.389)
 ROUNDING = 0.01  # NVML gives utilisations in whole percent
+IDLE_POWER = 0.1  # largest share of the power range that is plausible without kernels
 
 
 class InferredActivity(Record, frozen=True):
@@ -59,7 +60,7 @@ def infer(power: float, engine: float, memory_util: float | None = None) -> Infe
     """`power`: share of the range between idle and the limit. `engine`: share of time with any kernel."""
     power, engine = _share(power), _share(engine)
     sm, occupancy, dram = (curve.expected(power, engine) for curve in (SM_ACTIVE, SM_OCCUPANCY, DRAM_ACTIVE))
-    most = memory_util + ROUNDING if memory_util else inf  # 0 beside kernels is not believed
+    most = memory_util + ROUNDING if memory_util else inf  # 0 while kernels run counts as missing
     return InferredActivity(
         expected=Activity(sm_active=sm, sm_occupancy=occupancy, dram_active=min(dram, most), gr_active=engine),
         bound=Activity(
@@ -82,7 +83,10 @@ def completed(sample: GpuSample, gpu: Gpu, idle_w: float | None) -> GpuSample:
         return sample
     if not (0.0 <= watts < inf and 0.0 <= engine <= 1.0):
         return sample
-    found = infer((watts - floor_w) / (limit_w - floor_w), engine, sample.memory_util)
+    power = (watts - floor_w) / (limit_w - floor_w)
+    if engine == 0.0 and power > IDLE_POWER:  # one of the two readings is wrong
+        return sample
+    found = infer(power, engine, sample.memory_util)
     return replace(sample, activity=found.expected, bound=found.bound)
 
 
