@@ -93,7 +93,9 @@ def with_past_runs(estimate: Estimate, others: Sequence[Estimator], request: Est
                 demand=known.demand if better else estimate.demand,
                 demand_predicted=known.demand_predicted if better else estimate.demand_predicted,
                 runtime_s=known.runtime_s if estimate.runtime_s is None else estimate.runtime_s,
-                alone_steps_per_s=known.alone_steps_per_s,
+                alone_steps_per_s=known.alone_steps_per_s
+                if estimate.alone_steps_per_s is None
+                else estimate.alone_steps_per_s,
             )
     return estimate
 

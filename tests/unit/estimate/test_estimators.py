@@ -254,6 +254,22 @@ def test_what_history_saw_wins_over_what_was_predicted_and_a_prediction_over_not
     assert told(seen, predicted) == (seen.demand, False, 90.0)
 
 
+def test_a_source_that_knows_no_rate_alone_leaves_the_one_that_is_known() -> None:
+    known, nothing = replace(GOOD, alone_steps_per_s=8.0), replace(GOOD, runtime_s=90.0)
+    later = replace(GOOD, runtime_s=90.0, alone_steps_per_s=5.0)
+
+    class Quick(FixedEstimator):
+        quick = True
+
+    def rate_of(*answers: Estimate) -> float | None:
+        answer, _ = first_answer([Quick(one) for one in answers], REQUEST)
+        assert answer is not None
+        return answer.alone_steps_per_s
+
+    assert rate_of(known, nothing) == rate_of(known, later) == 8.0
+    assert rate_of(GOOD, later) == 5.0
+
+
 def test_an_unknown_source_stops_the_start() -> None:
     with pytest.raises(BadSettings, match="'histroy'"):
         combination.make_estimators(context("declared", "histroy"))
