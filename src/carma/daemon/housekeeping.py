@@ -118,16 +118,17 @@ def _old(log_dir: Path, is_live: IsLive, before: float) -> Iterator[str]:
             key = key_of(entry.name)
             if key is None or is_live(key.task) or not entry.is_dir(follow_symlinks=False):
                 continue
-            if _changed_at(entry.path) < before:
+            if _ended_at(entry.path) < before:
                 yield entry.path
 
 
-def _changed_at(directory: str) -> float:
+def _ended_at(directory: str) -> float:
     """The end of the attempt. Not the times of its output, which an older version left to the submitter. Without a
-    record of the end: the newest change of the directory or of a file in it; a log that is still written is new."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.stat(os.path.join(directory, EXIT), follow_symlinks=False).st_mtime
+    record of the end: the newest change of the directory or of a file in it; a log that is still written is new.
+    Infinite if it cannot be read."""
     try:
+        with contextlib.suppress(FileNotFoundError):
+            return os.stat(os.path.join(directory, EXIT), follow_symlinks=False).st_mtime
         with os.scandir(directory) as entries:
             newest = max((entry.stat(follow_symlinks=False).st_mtime for entry in entries), default=0.0)
         return max(newest, os.stat(directory, follow_symlinks=False).st_mtime)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import configparser
+import errno
 import os
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -16,6 +17,7 @@ from carma.core.model.values import AttemptKey, TaskId
 from carma.daemon import housekeeping
 from carma.daemon.runtime import BackgroundThread
 from carma.daemon.startup import systemd_unit as unit
+from carma.launch.attempt_records import EXIT
 
 T = TypeVar("T")
 OLD, NEW = 1_000.0, 2_000.0
@@ -68,6 +70,23 @@ def test_an_ended_attempt_is_as_old_as_the_record_of_its_end_whatever_its_output
     os.utime(directory / "stdout.log", (NEW, NEW))
     assert removed(tmp_path, before=1_500.0) == 1
     assert not directory.exists()
+
+
+def test_an_attempt_whose_record_cannot_be_read_is_left_and_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unreadable, old = attempt(tmp_path, "1.1", OLD), attempt(tmp_path, "2.1", OLD)
+    stat = os.stat
+
+    def refusing(path: Any, **options: Any) -> os.stat_result:
+        if str(path) == str(unreadable / EXIT):
+            raise PermissionError(errno.EACCES, "refused")
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", refusing)
+    assert removed(tmp_path, before=1_500.0) == 1
+    assert unreadable.exists()
+    assert not old.exists()
 
 
 def test_a_link_in_the_log_directory_is_not_followed(tmp_path: Path) -> None:
