@@ -199,7 +199,7 @@ def test_an_attempt_whose_mps_server_ended_is_stopped_and_retried() -> None:
 
 class BrokenCounters:
     def read(self, keys: Iterable[AttemptKey]) -> tuple[StepCount, ...]:
-        raise RuntimeError("damaged")
+        raise RuntimeError(f"cannot read {keys}")
 
 
 def test_steps_that_cannot_be_read_do_not_stop_the_ends_of_attempts() -> None:
