@@ -44,7 +44,7 @@ def test_settings_with_an_effect_are_taken() -> None:
 
 
 def test_inferred_activity_can_be_simulated() -> None:
-    made = simulation(Request(settings={"monitor.sm_activity": "nvml"}))
+    made = simulation(Request(settings={"monitor.sm_activity": "inferred"}))
     made.run()
     sources = {source_of(gpu, made.state.live[gpu.id].window.newest) for gpu in made.state.gpus.values()}
     assert sources == {"inferred"}

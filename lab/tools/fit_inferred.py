@@ -46,7 +46,7 @@ FAMILIES = ("cnn", "mlp", "transformer")
 LEVEL = 0.9
 TOLERANCE = 0.005  # of "below the bound": readings are means of a second
 TRACES, POLICIES = ("t1", "t2", "mix", "heavy"), ("magm", "goodput")
-SETTINGS: dict[str, dict[str, object]] = {"measured": {}, "inferred": {"monitor.sm_activity": "nvml"}}
+SETTINGS: dict[str, dict[str, object]] = {"measured": {}, "inferred": {"monitor.sm_activity": "inferred"}}
 WORDS = {
     "cnn": "CNNs, left out of the fit",
     "mlp": "MLPs, left out of the fit",

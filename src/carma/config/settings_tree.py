@@ -19,10 +19,10 @@ class Monitor(Record, frozen=True, kw_only=True):
         float, Meta(ge=0.05, le=60.0, description="Interval between samples of the GPUs, in seconds.")
     ] = 1.0
     sm_activity: Annotated[
-        Literal["auto", "nvml"],
+        Literal["auto", "inferred"],
         Meta(
             description="Source of SM activity. auto: the best one of each GPU: GPM, DCGM, or inference from power and "
-            "engine utilisation. nvml: inference on every GPU, as if it had neither GPM nor DCGM."
+            "engine utilisation. inferred: inference on every GPU, as if it had neither GPM nor DCGM."
         ),
     ] = "auto"
 

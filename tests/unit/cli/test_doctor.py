@@ -140,7 +140,7 @@ def test_inferred_activity_is_named_with_its_consequence_and_is_no_missing_activ
     both = findings(Machine(gpu(0, INFERRED), gpu(1, COARSE), placement__policy="magm"))["activity"]
     assert "SM activity of GPU 0 is inferred" in both.limitation
     assert "GPU 1: each takes one task at a time" in both.limitation
-    chosen = findings(Machine(gpu(0, INFERRED), monitor__sm_activity="nvml"))["activity"]
+    chosen = findings(Machine(gpu(0, INFERRED), monitor__sm_activity="inferred"))["activity"]
     assert "monitor.sm_activity" in chosen.hint
     ungated = Machine(gpu(0, INFERRED), gate__enabled=False, placement__policy="magm")
     assert findings(ungated)["activity"].verdict == "ok"

@@ -182,7 +182,7 @@ def test_findings_of_the_doctor_have_the_wording_of_the_golden_file(
         ),
         "activity inferred": gpu_checks.activity(Machine(gpu(0, INFERRED), gpu(1))),
         "activity inferred by a setting": gpu_checks.activity(
-            Machine(gpu(0, INFERRED), gpu(1, COARSE), monitor__sm_activity="nvml")
+            Machine(gpu(0, INFERRED), gpu(1, COARSE), monitor__sm_activity="inferred")
         ),
         "GPM forbidden": gpu_checks.activity(Machine(gpu(0, COARSE), cards=(card(gpm="forbidden"),))),
         "MIG off": gpu_checks.mig(Machine(gpu(0), cards=(card(mig=False, mig_pending=True),))),

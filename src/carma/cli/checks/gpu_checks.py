@@ -112,7 +112,7 @@ def _effect_on_gate(names: str) -> tuple[str, str]:
 
 
 def _remedy(facts: DoctorFacts, gated: bool) -> str:
-    if facts.setting("monitor.sm_activity", "auto") == "nvml":
+    if facts.setting("monitor.sm_activity", "auto") == "inferred":
         return "monitor.sm_activity = 'auto' uses GPM or DCGM where a GPU has them"
     forbidden = [card.index for card in facts.cards if card.gpm == "forbidden"]
     off = "; or share by memory alone: gate.enabled = false" if gated else ""
