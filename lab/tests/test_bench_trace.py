@@ -18,7 +18,7 @@ from carma.errors import CarmaError, Usage
 from carma.traces import find
 from carma_lab.bench.gpu.meter import TimedSample
 from carma_lab.bench.trace import gpus, study, summary
-from carma_lab.bench.trace.records import Alone, Place, Plan, Results, Shown, TaskRow, TraceRun, read, save
+from carma_lab.bench.trace.records import Place, Plan, Results, Shown, SoloRun, TaskRow, TraceRun, read, save
 from carma_lab.bench.trace.tasks import (
     SCRIPTS,
     TABLE,
@@ -125,7 +125,7 @@ def trace_run(policy: str, makespan_s: float, *tasks: TaskRow, **more: Any) -> T
     return TraceRun(policy=policy, makespan_s=makespan_s, tasks=tasks, place=PLACE, **given)
 
 
-def results(*runs: TraceRun, alone: tuple[Alone, ...] = ()) -> Results:
+def results(*runs: TraceRun, alone: tuple[SoloRun, ...] = ()) -> Results:
     tasks = tuple(Task(name=name, kind="light", arrival_s=at) for name, at in (("a", 0.0), ("b", 10.0)))
     plan = Plan(trace="t1", span_s=10.0, seconds=50.0, seed=1, virtual=True, tasks=tasks)
     head: dict[str, Any] = {"command": "carma bench trace", "machine": {}, "torch": None, "energy_from": None}
@@ -160,7 +160,7 @@ def test_a_policy_is_compared_with_exclusive_and_with_no_manager() -> None:
 def test_a_slowdown_is_relative_to_the_task_alone_or_else_to_its_exclusive_run() -> None:
     magm = by_policy(results(EXCLUSIVE, SHARED))["magm"]
     assert (magm["slowdown_mean"], magm["slowdown_max"]) == (1.1, 1.2)
-    alone = Alone(name="a", ran_s=30.0, trained_s=None, shown=shown(), place=PLACE)
+    alone = SoloRun(name="a", ran_s=30.0, trained_s=None, shown=shown(), place=PLACE)
     found = by_policy(results(EXCLUSIVE, SHARED, UNMANAGED, alone=(alone,)))
     assert (found["magm"]["slowdown_mean"], found["magm"]["slowdown_max"]) == (1.5, 2.0)
     assert found["none"]["slowdown_max"] == pytest.approx(50 / 30), "a task that failed has no slowdown"

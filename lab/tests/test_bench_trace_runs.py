@@ -32,11 +32,10 @@ OVER = float("-inf")  # a time limit that has passed
 # ---- processes without a manager, and a real GPU
 
 
-def test_a_process_ends_with_the_processes_that_it_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ignores", ["", "trap '' TERM; "])
+def test_a_process_ends_with_the_processes_that_it_started(tmp_path: Path, ignores: str) -> None:
     noted = tmp_path / "pid"
-    worker = (
-        f"import subprocess, time; p = subprocess.Popen(['sleep', '1000']); open({str(noted)!r}, 'w').write(str(p.pid))"
-    )
+    worker = f"import subprocess, time; subprocess.Popen(['sh', '-c', \"{ignores}echo $$ > {noted}; exec sleep 1000\"])"
     with contextlib.closing(Process([sys.executable, "-c", f"{worker}; time.sleep(1000)"], {})):
         until(lambda: noted.exists() and noted.read_text() != "", "the process has started another one")
         child = int(noted.read_text())

@@ -3,6 +3,7 @@
 The import hook runs as in a task: through PYTHONPATH, in an interpreter of its own with torch. Its cost is measured by
 itself, because it is far below the noise of a training step: one call, and one write of the count to a file, which
 happens at most ten times a second. Both are compared with the step of a small network, for which the cost weighs most.
+A write lets other threads of the program run: beside a busy one it takes longer, and the next write comes later.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from carma_lab.bench.results_file import Figure, FigureLog
 
 STARTS = 60  # of an interpreter with the hook and without it, in turn
 WRITES_PER_S = 10  # most writes of the count
+BUSY_WRITES = 300  # beside a busy thread, one after each step
+WRITE_SHARE = 1 / 1000  # of the time, at most (launch/hook/sitecustomize.py)
 PROGRAM = """
-import json, sys, time
+import json, sys, threading, time
 from statistics import median
 import torch
 from torch.optim import optimizer as module
 
-rounds, calls, steps = json.loads(sys.argv[1])
+rounds, calls, steps, busy_writes = json.loads(sys.argv[1])
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.set_num_threads(1)
 layers = torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)
@@ -68,6 +71,21 @@ found["step_s"] = median(each_s(step, steps) for _ in range(rounds))
 loop_s = median(each_s(lambda: None, calls) for _ in range(rounds))
 found["call_s"] = median(each_s(lambda: hook(optimizer, (), {}), calls) for _ in range(rounds)) - loop_s
 found["write_s"] = median(each_s(lambda: meter.write(meter.clock()), 1000) for _ in range(rounds))
+
+def spin():
+    while not over.is_set():
+        pass
+
+over = threading.Event()
+threading.Thread(target=spin, daemon=True).start()
+busy = []
+for _ in range(busy_writes):
+    step()
+    began = time.perf_counter()
+    meter.write(meter.clock())
+    busy.append(time.perf_counter() - began)
+found["busy_write_s"], found["busy_most_s"] = sum(busy) / len(busy), max(busy)
+over.set()
 print(json.dumps(found))
 """
 
@@ -95,7 +113,7 @@ def measure(python: str, rounds: int, calls: int = 100_000, steps: int = 300) ->
         file = Path(folder, "steps.bin")
         file.touch()
         environment = metered(os.environ, str(file))
-        arguments = [python, "-c", PROGRAM, json.dumps([rounds, calls, steps])]
+        arguments = [python, "-c", PROGRAM, json.dumps([rounds, calls, steps, BUSY_WRITES])]
         done = subprocess.run(arguments, env=environment, capture_output=True, text=True)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
@@ -122,6 +140,11 @@ def _figures(found: dict[str, Any]) -> Iterator[Figure]:
     yield Figure(name="step", value=1e6 * step_s, unit="us", how=f"a training step, two layers, on {found['device']}")
     yield Figure(name="hook.call", value=1e9 * call_s, unit="ns", how="added to each step")
     yield Figure(name="hook.write", value=1e6 * write_s, unit="us", how=f"at most {WRITES_PER_S} times a second")
+    most_s = found["busy_most_s"]
+    most = (
+        f"beside one busy thread; at most {1e3 * most_s:.1f} ms, then the next one {most_s / WRITE_SHARE:.0f} s later"
+    )
+    yield Figure(name="hook.write.busy", value=1e3 * found["busy_write_s"], unit="ms", how=most)
     yield Figure(name="hook.share", value=100 * share, unit="% of a step", how="call and writes together")
     yield Figure(
         name="start.added",

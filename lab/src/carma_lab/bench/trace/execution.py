@@ -21,7 +21,7 @@ from carma.errors import CarmaError
 from carma.testing.private_daemon import PrivateDaemon, PrivateSettings
 from carma.wire.api_types import AttemptView, SubmitRequest, TaskView
 from carma_lab.bench.trace.gpus import Gpus, Meter, Outside
-from carma_lab.bench.trace.records import Alone, Shown, TaskRow
+from carma_lab.bench.trace.records import Shown, SoloRun, TaskRow
 from carma_lab.bench.trace.tasks import SCRIPTS, Task, command_of, first_steps, steps_for, trained_s
 from carma_lab.runs.from_server import recorded
 from carma_lab.runs.record import Run
@@ -81,12 +81,14 @@ class Process:
 
     def close(self) -> None:
         """Also what it has started, such as the workers of a data loader."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for number in (
+            signal.SIGTERM,
+            signal.SIGKILL,
+        ):  # both: a worker may outlive the first and the leader of its group
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_LIMIT_S)
-                break
         self._output.close()
 
 
@@ -96,9 +98,9 @@ def calibrate(name: str, seconds: float, gpus: Gpus, until: float) -> int:
     return steps_for(seconds, process.ran_s, log)
 
 
-def alone(name: str, steps: int, gpus: Gpus, until: float) -> Alone:
+def alone(name: str, steps: int, gpus: Gpus, until: float) -> SoloRun:
     process, log, shown = _alone(name, steps, gpus, until)
-    return Alone(name=name, ran_s=process.ran_s, trained_s=trained_s(log), shown=shown, place=gpus.place())
+    return SoloRun(name=name, ran_s=process.ran_s, trained_s=trained_s(log), shown=shown, place=gpus.place())
 
 
 def _alone(name: str, steps: int, gpus: Gpus, until: float) -> tuple[Process, str, Shown]:
@@ -197,7 +199,6 @@ def managed(daemon: PrivateDaemon, tasks: Sequence[Task], gpus: Gpus, until: flo
     """All tasks through the daemon, submitted when they arrive."""
     client = daemon.client
     time.sleep(gpus.rest_s)
-    began, start_at, ids = time.monotonic(), client.server().now, list[int]()
 
     def done() -> bool:
         while len(ids) < len(tasks) and tasks[len(ids)].arrival_s <= time.monotonic() - began:
@@ -206,6 +207,7 @@ def managed(daemon: PrivateDaemon, tasks: Sequence[Task], gpus: Gpus, until: flo
         return len(ids) == len(tasks) and not client.tasks(user="all")
 
     with contextlib.closing(gpus.meter(daemon)) as meter:
+        began, start_at, ids = time.monotonic(), client.server().now, list[int]()
         _wait(done, meter, until)
         shown = meter.shown()
     views = [client.task(task) for task in ids]

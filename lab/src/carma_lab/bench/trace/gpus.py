@@ -24,7 +24,7 @@ from carma.vgpu.sampler import VirtualSampler
 from carma.vgpu.virtual_server import create
 from carma_lab.bench.gpu.environment import sharing
 from carma_lab.bench.gpu.meter import FROM_COUNTER, FROM_POWER, Gauges, TimedSample, mean, summed_up
-from carma_lab.bench.trace.records import Place, Shown, today
+from carma_lab.bench.trace.records import Place, Shown, today, total
 
 EVERY_S = 0.5
 VIRTUAL_MEMORY_MIB = 40_960
@@ -40,39 +40,39 @@ class Meter:
         """`read_gauges`: energy counter (J) and coarse utilisation of a GPU."""
         self._sampler, self._gauges = sampler, read_gauges
         self._gpus = sampler.gpus()
-        self._looks: dict[str, list[TimedSample]] = {gpu.id: [] for gpu in self._gpus}
+        self._samples: dict[str, list[TimedSample]] = {gpu.id: [] for gpu in self._gpus}
         self._began = time.monotonic()
-        self.look()
+        self.take_sample()
 
     def tick(self) -> None:
-        if time.monotonic() >= self._began + EVERY_S * len(self._looks[self._gpus[0].id]):
-            self.look()
+        if time.monotonic() >= self._began + EVERY_S * len(self._samples[self._gpus[0].id]):
+            self.take_sample()
 
-    def look(self) -> None:
+    def take_sample(self) -> None:
         samples = {sample.gpu: sample for sample in self._sampler.sample(time.time())}
         for gpu in self._gpus:
             sample = samples[gpu.id]
             energy_j, util = self._gauges(gpu, sample)
-            self._looks[gpu.id].append(TimedSample(time.monotonic(), sample, energy_j, util))
+            self._samples[gpu.id].append(TimedSample(time.monotonic(), sample, energy_j, util))
 
     def shown(self) -> Shown:
         """Ends the span."""
-        self.look()
-        return summary(list(self._looks.values()), time.monotonic() - self._began)
+        self.take_sample()
+        return summary(list(self._samples.values()), time.monotonic() - self._began)
 
     def close(self) -> None:
         self._sampler.close()
 
 
-def summary(looks: Sequence[Sequence[TimedSample]], seconds: float) -> Shown:
-    """Of the looks at each GPU."""
-    each = [summed_up(of_one) for of_one in looks]
-    memory = [[look.sample.memory_used_mib for look in of_one] for of_one in looks]
+def summary(samples: Sequence[Sequence[TimedSample]], seconds: float) -> Shown:
+    """Summary of each GPU's samples."""
+    each = [summed_up(of_one) for of_one in samples]
+    memory = [[one.sample.memory_used_mib for one in of_one] for of_one in samples]
     tops = [max((mib for mib in of_one if mib is not None), default=None) for of_one in memory]
     return Shown(
         seconds=seconds,
-        energy_j=_sum([reading.energy_j for reading in each]),
-        power_w=_sum([reading.power_w for reading in each]),
+        energy_j=total([reading.energy_j for reading in each]),
+        power_w=total([reading.power_w for reading in each]),
         sm_active=mean([reading.sm_active for reading in each]),
         sm_occupancy=mean([reading.sm_occupancy for reading in each]),
         dram_active=mean([reading.dram_active for reading in each]),
@@ -80,11 +80,6 @@ def summary(looks: Sequence[Sequence[TimedSample]], seconds: float) -> Shown:
         memory_mib=mean([mean(of_one) for of_one in memory]),
         memory_max_mib=max((top for top in tops if top is not None), default=None),
     )
-
-
-def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
 
 
 class Outside(NamedTuple):

@@ -50,7 +50,7 @@ class Shown(Record, frozen=True, kw_only=True):
     memory_max_mib: int | None = None
 
 
-class Alone(Record, frozen=True, kw_only=True):
+class SoloRun(Record, frozen=True, kw_only=True):
     """A task alone on the GPU, without a manager."""
 
     name: str
@@ -116,7 +116,7 @@ class Results(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     torch: str | None
     energy_from: str | None
     plan: Plan
-    alone: list[Alone] = []
+    alone: list[SoloRun] = []
     runs: list[TraceRun] = []
 
     def alone_s(self) -> dict[str, float]:
@@ -158,16 +158,20 @@ def joined(first: Run, second: Run, by_s: float, arrivals: Sequence[float]) -> R
         for task, arrival in zip(second.tasks, arrivals, strict=True)
     ]
     tasks, both = (*first.tasks, *later), (first.figures, second.figures)
-    energies = [one.energy_j for one in both if one.energy_j is not None]
     means = {name: weighted([(getattr(one, name), one.makespan_s) for one in both]) for name in GPU_MEANS}
-    energy_j = sum(energies) if len(energies) == len(both) else None
-    made = figures(tasks, took_s=None, energy_j=energy_j, **means)
+    made = figures(tasks, took_s=None, energy_j=total([one.energy_j for one in both]), **means)
     return replace(first, tasks=tasks, figures=made)
 
 
 def _shifted(one: Ran, by_s: float) -> Ran:
     started_at = None if one.started_at is None else one.started_at + by_s
     return replace(one, placed_at=one.placed_at + by_s, started_at=started_at, ended_at=one.ended_at + by_s)
+
+
+def total(values: Sequence[float | None]) -> float | None:
+    """None if one is not known, or if there is none."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
 
 
 def weighted(values: Sequence[tuple[float | None, float]]) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from carma_lab.bench.results_file import shown as text_of
-from carma_lab.bench.trace.records import FRESH, NO_MANAGER, Results, Shown, TaskRow, TraceRun, weighted
+from carma_lab.bench.trace.records import FRESH, NO_MANAGER, Results, Shown, TaskRow, TraceRun, total, weighted
 
 COLUMNS = (
     *("policy", "home", "runs", "makespan", "of exclusive", "of no manager", "energy", "of exclusive"),
@@ -70,15 +70,10 @@ def _shown(parts: Sequence[Shown]) -> Shown:
     tops = [part.memory_max_mib for part in parts]
     return Shown(
         seconds=sum(part.seconds for part in parts),
-        energy_j=_total(energies),
+        energy_j=total(energies),
         memory_max_mib=None if None in tops else max(top for top in tops if top is not None),
         **{name: weighted([(getattr(part, name), part.seconds) for part in parts]) for name in MEANS},
     )
-
-
-def _total(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
