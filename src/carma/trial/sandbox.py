@@ -74,7 +74,8 @@ class SandboxStatus(msgspec.Struct):
     """How a run ended, as the sandbox reports it.
 
     `refused`: the kernel allows no sandbox. `failed`: the sandbox could not be built for another reason.
-    `unanswered`: a file system hangs; `why` is the path. `lost`: the sandbox reported nothing.
+    `memory`: `why` is what may belong to other programs. `unanswered`: a file system hangs; `why` is the path.
+    `lost`: the sandbox reported nothing.
     """
 
     ended: Ending

@@ -65,7 +65,8 @@ def _ending(status: SandboxStatus, command: Sequence[str], limits: SandboxLimits
             kind: Kind = "no_torch" if status.notes.get(STEPS_NOTE) is None else "time"
             return f"the trial run reached its time limit of {limits.seconds:g} s, {progress}", kind
         case "memory":
-            return f"the trial run needed more than {limits.memory_mib} MiB of host memory, {progress}", "memory"
+            doubt = f" ({status.why})" if status.why else ""
+            return f"the trial run needed more than {limits.memory_mib} MiB of host memory{doubt}, {progress}", "memory"
         case "processes":
             return f"the trial run reached its limit of {limits.processes} processes and threads, {progress}", None
         case "not_started":

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 
 import pytest
 
 from carma.trial.box.mounts import mount_points, nearest_below
 from carma.trial.box.special_directories import INSIDE, KEEP, OUT
+from carma.trial.box.usage import PASSED_SCANS, UsageMeter
 from carma.trial.sandbox import SandboxLimits
 from tests.boxes import (
     PATIENCE_S,
@@ -309,3 +311,14 @@ def test_only_the_nearest_mounts_below_a_folder() -> None:
     assert nearest_below("/", points) == ["/home", "/homestead", "/srv/x"]
     assert nearest_below("/home", points) == ["/home/alice"]
     assert nearest_below("/home/alice", points) == []
+
+
+def test_shared_memory_that_may_be_of_other_programs_is_named_when_the_limit_is_reached() -> None:
+    meter = UsageMeter([])
+    figures = {"meminfo": b"Shmem: 204800 kB"}
+    meter._read = lambda name: figures.get(name, b"")  # type: ignore[method-assign]
+    meter._passed_scans, meter._next_descriptors, meter._shmem_before = PASSED_SCANS, inf, 100 << 20
+    assert meter.exceeded(1 << 22, 150 << 20) == ""
+    meter._next_exact = 0.0
+    assert meter.exceeded(1 << 22, 50 << 20) == "memory"
+    assert meter.unattributed_bytes == 100 << 20

@@ -239,6 +239,7 @@ ENDINGS: dict[str, tuple[SandboxStatus, Kind | None]] = {
     "time, after steps": (SandboxStatus(ended="time", notes={"steps": "2"}), "time"),
     "time, a mount left out": (SandboxStatus(ended="time", unanswered=["/mnt/x"]), "no_torch"),
     "memory": (SandboxStatus(ended="memory"), "memory"),
+    "memory, perhaps of others": (SandboxStatus(ended="memory", why="90 MiB of it may be shared memory"), "memory"),
     "processes": (SandboxStatus(ended="processes"), None),
     "not started": (SandboxStatus(ended="not_started", why="x was not found in PATH"), "crashed"),
     "exit code": (SandboxStatus(ended="exit", code=2, stdout="a", stderr="b\nc\n"), "crashed"),

@@ -172,7 +172,7 @@ class Supervisor:
             return {"ended": "not_started", "why": self._problem}
         limit = self._limit_met()
         if limit:
-            return {"ended": limit}
+            return {"ended": limit, "why": self._doubt() if limit == "memory" else ""}
         if self._exit is not None:
             return {"ended": "exit", "code": os.waitstatus_to_exitcode(self._exit)}
         return {"ended": "time"} if left_s <= 0 else None
@@ -184,6 +184,10 @@ class Supervisor:
         if self._cgroup.pids_refused():
             return "processes"
         return "" if self._order["limited_by_kernel"] else self._count()
+
+    def _doubt(self) -> str:
+        mib = self._meter.unattributed_bytes >> 20
+        return f"{mib} MiB of it may be shared memory of other programs of the machine" if mib else ""
 
     def _count(self) -> str:
         began = time.monotonic()

@@ -44,6 +44,7 @@ class UsageMeter:
         self._passed_scans = 0  # in a row that found descriptors in the queue of a socket
         self._shmem_before = self._shmem_bytes()
         self._next_exact = self._next_descriptors = 0.0
+        self.unattributed_bytes = 0  # part of the memory when its limit was reached: may belong to other programs
 
     def exceeded(self, threads: int, memory_bytes: int) -> str:
         """`processes` or `memory`: the limit that is reached; "" if none is."""
@@ -64,7 +65,8 @@ class UsageMeter:
             return False
         began = time.monotonic()
         shared = stored + sum(self._shared_bytes(pid) for pid in pids if self._maps_shared(pid))
-        held = shared + self._hidden_bytes(shared) + sum(self._anonymous_bytes(pid) for pid in pids)
+        self.unattributed_bytes = self._hidden_bytes(shared)
+        held = shared + self.unattributed_bytes + sum(self._anonymous_bytes(pid) for pid in pids)
         self._next_exact = _after(began, EXACT_SHARE)
         return held > limit_bytes
 
@@ -98,8 +100,8 @@ class UsageMeter:
         return found is not None and int(found[2]) not in self._memfds
 
     def _scan_descriptors(self, pids: Sequence[str]) -> None:
-        """The bytes of all memfds that a process has open: their pages need not be mapped. And whether there are
-        descriptors that were passed on and not received."""
+        """The bytes of all memfds that a process has open: their pages need not be mapped. Also notes
+        whether there are descriptors that were passed on and not received."""
         began = time.monotonic()
         if began < self._next_descriptors:
             return
