@@ -40,6 +40,7 @@ STOP_CHECK_S = 0.2  # interval at which a request to stop is looked for until th
 PAUSE_S = 0.02
 NO_SPACE = 75  # exit status: nothing was done, the order may be given again
 MESSAGE_LIMIT = 400  # characters; keeps the exit record within the reserved space
+NO_WAIT = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a lease of the file's owner delays no open
 _REPORT_BYTES = 1 << 16
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -213,9 +214,10 @@ class SupervisedAttempt:
         identity = self.order.get("identity")
         for stream in child.STREAMS:
             if self.order[stream] is None:
-                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_WAIT
                 path = self.path + records.LOGS[stream]
                 logs[stream] = os.open(path, flags, 0o600)
+                os.set_blocking(logs[stream], True)  # the command has it as its standard output
                 self.limits.append(OutputLimit(path, self.order["max_output_bytes"]))
                 if identity is not None:
                     os.fchown(logs[stream], identity["uid"], identity["gid"])
@@ -227,7 +229,7 @@ class SupervisedAttempt:
         if not self.order.get("count_steps"):
             return
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # it may exist from a runner that died
+            flags = os.O_RDWR | os.O_CREAT | NO_WAIT  # it may exist from a runner that died
             fd = os.open(self.path + records.STEPS, flags, 0o600)
             identity = self.order.get("identity")
             if identity is not None:

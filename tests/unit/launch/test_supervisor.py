@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -392,3 +393,23 @@ def test_what_spares_the_daemon_when_memory_runs_out_is_not_handed_down(
     be_killable(str(path))
     assert path.read_text() == then
     be_killable(str(tmp_path / "none"))  # a kernel without it
+
+
+def test_a_lease_of_the_submitter_does_not_delay_the_next_runner(tmp_path: Path) -> None:
+    """The files may exist from a runner that died. An open that waits succeeds after the kernel's limit."""
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    held = []
+    try:
+        for name in (records.STEPS, records.LOGS["stdout"]):
+            held.append(os.open(tmp_path / name, os.O_RDWR | os.O_CREAT, 0o600))
+            fcntl.fcntl(held[-1], fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        order = {"count_steps": True, "stdout": None, "stderr": "named", "max_output_bytes": 0}
+        attempt = supervisor.SupervisedAttempt(f"{tmp_path}/", order)
+        attempt.make_step_file()
+        assert attempt.step_file is None
+        with pytest.raises(BlockingIOError):
+            attempt.own_logs()
+    finally:
+        for fd in held:
+            os.close(fd)
+        signal.signal(signal.SIGIO, before)
