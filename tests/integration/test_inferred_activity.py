@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.harness import serving, until, virtual
 
-FAST = {"virtual__speed": 20, "monitor__period_s": 0.05, "monitor__sm_activity": "nvml"}
+FAST = {"virtual__speed": 20, "monitor__period_s": 0.05, "monitor__sm_activity": "inferred"}
 UNLIMITED = {"sharing__caps": False}  # so that the GPU is closed until the task has settled and its window counts
 
 
@@ -22,6 +22,8 @@ def test_two_tasks_share_a_gpu_whose_activity_is_inferred() -> None:
         until(lambda: daemon.client.gpus()[0].tasks == (first, second), "both run on it")
         assert [entry.activity_source for entry in daemon.client.explain(second).entries] == ["inferred"]
         assert daemon.client.task(first).attempts[-1].activity_inferred
+        daemon.client.cancel(first)
+        assert not daemon.wait(first).attempts[-1].activity_inferred
 
 
 def test_a_busy_gpu_is_refused_by_what_is_inferred() -> None:

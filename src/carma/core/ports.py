@@ -27,8 +27,8 @@ from carma.core.model.values import (
     NoEstimate,
     Owner,
     Placement,
-    Progress,
     Record,
+    StepProgress,
     TaskId,
     TaskSpec,
     tag_of,
@@ -171,7 +171,7 @@ class PastRun(Record, frozen=True, kw_only=True):
     alone: Alone | None = None
     fingerprint: str = ""  # of the program's files; "" if unknown
     more_than_mib: int | None = None  # memory that was not enough, if it ran out of GPU memory
-    progress: Progress | None = None
+    progress: StepProgress | None = None
 
 
 class Checkpoint(Record, frozen=True, kw_only=True):

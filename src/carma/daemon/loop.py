@@ -204,9 +204,8 @@ class Loop:
         asked_s = time.monotonic()
         found = await executor.call_launcher(lambda: executor.launcher.poll(keys))
         if any(one.outcome is not None for one in found):
-            await self._guard(
-                READING_STEPS, self._read_steps
-            )  # final counts: the file is deleted once the end is stored
+            # final counts: the file is deleted once the end is stored
+            await self._guard(READING_STEPS, self._read_steps)
         if finder.events_of(shell.state, found, shell.clock.now()):
             await shell.change(lambda state: finder.events_of(state, found, shell.clock.now()))
         idle = [key for key in finder.never_launched(shell.state, found) if not executor.is_ordered(key, asked_s)]

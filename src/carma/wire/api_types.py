@@ -123,7 +123,7 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     guards: tuple[GuardView, ...] = ()  # strictest first
     note: str = ""  # why the preferred mechanism or guard is not used
     activity: ActivityView | None = None
-    activity_inferred: bool = False  # whether one of its GPUs shows no measured activity
+    activity_inferred: bool = False  # while it runs: whether one of its GPUs shows no measured activity
     placed_mib: int | None = None  # first booking, if the booking has shrunk since
     used_s: float | None = None  # GPU-seconds since its first use, over which `activity` is the mean; None: unknown
     progress: ProgressView = ProgressView()

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from carma.core.model.events import AttemptSteps, GpusSampled, StepsCounted, UseNoted
 from carma.core.model.settings import Gate, Rules, WarmUp
-from carma.core.model.values import Demand, Progress, TaskId
+from carma.core.model.values import Demand, StepProgress, TaskId
 from carma.core.policies import first_fit
 from carma.core.state import State
 from carma.core.telemetry import usage
@@ -69,7 +69,7 @@ class Training:
         assert not found.inferred
         return found.value
 
-    def end(self, task: TaskId) -> Progress | None:
+    def end(self, task: TaskId) -> StepProgress | None:
         del self.per_s[task]
         self.world.end(task)
         return self.world.task(task).attempts[-1].progress

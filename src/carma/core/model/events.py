@@ -23,8 +23,8 @@ from carma.core.model.values import (
     NoEstimate,
     Owner,
     Placement,
-    Progress,
     Record,
+    StepProgress,
     TaskId,
     TaskSpec,
 )
@@ -93,7 +93,7 @@ class AttemptUse(Record, frozen=True, kw_only=True):
     used_s: float = 0.0
     alone: Alone | None = None
     settled: bool = False  # on all of its GPUs
-    progress: Progress | None = None
+    progress: StepProgress | None = None
 
 
 class UseNoted(Event, frozen=True, tag="use_noted"):
@@ -120,7 +120,7 @@ class AttemptEnded(Event, frozen=True, tag="attempt_ended"):
     used_s: float = 0.0  # GPU-seconds over which `activity` is the mean
     alone: Alone | None = None
     untold: bool = False  # a checkpoint was requested, but no process received the signal
-    progress: Progress | None = None
+    progress: StepProgress | None = None
 
 
 class RecoveryPlanned(Event, frozen=True, tag="recovery_planned"):
@@ -275,7 +275,7 @@ class AttemptSteps(Record, frozen=True):
 
 
 class StepsCounted(Event, frozen=True, tag="steps_counted"):
-    """What running attempts say of their optimizer steps."""
+    """Optimizer steps of running attempts, as read from their step files."""
 
     counts: tuple[AttemptSteps, ...]
 

@@ -16,8 +16,8 @@ from carma.core.model.values import (
     NoEstimate,
     Owner,
     Placement,
-    Progress,
     Record,
+    StepProgress,
     TaskId,
     TaskSpec,
 )
@@ -50,7 +50,7 @@ class Attempt(Record, frozen=True, kw_only=True):
     alone: Alone | None = None  # estimated demand without neighbours, if known
     confinement: Confinement | None = None
     settled: bool = False  # on all of its GPUs, as last stored
-    progress: Progress | None = None  # None: no step was counted
+    progress: StepProgress | None = None  # None: no step was counted
 
     @property
     def own_energy_j(self) -> float | None:

@@ -128,7 +128,7 @@ class Alone(Record, frozen=True, kw_only=True):
     pace: float = 1.0  # predicted; 1: as fast as alone
 
 
-class Progress(Record, frozen=True, kw_only=True, omit_defaults=True):
+class StepProgress(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The optimizer steps of an attempt. Rates are steps per second, without pauses such as evaluations."""
 
     steps: int

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from carma.core.model.events import StepsCounted
 from carma.core.model.task import Attempt, Task
-from carma.core.model.values import AttemptKey, GpuId, Progress
+from carma.core.model.values import AttemptKey, GpuId, StepProgress
 from carma.core.state import State
 from carma.core.telemetry.measurements import StepPoint, StepRecord, Track
 from carma.core.telemetry.pace import LEAST_RATIO, belief
@@ -130,7 +130,8 @@ def rate_now(state: State, track: Track, now: float) -> float | None:
 
 
 def alone_rate(task: Task, attempt: Attempt, track: Track | None) -> float | None:
-    """Steps per second of the same command alone."""
+    """Steps per second of the same command alone. First the attempt's own rate, because a later attempt may have
+    another; then that of the newest attempt."""
     if track is not None and track.step_record.alone_per_s is not None:
         return track.step_record.alone_per_s
     own = [one.progress for one in (attempt, *reversed(task.attempts)) if one.progress is not None]
@@ -174,20 +175,21 @@ def _inferred(state: State, track: Track) -> Slowdown | None:
 # -- storing ----------------------------------------------------------------------------------------------------------
 
 
-def progress_of(track: Track) -> Progress | None:
+def progress_of(track: Track) -> StepProgress | None:
     """What is stored of the steps of an attempt."""
     record = track.step_record
     if record.newest is None:
         return None
     mean = record.counted / record.counted_s if record.counted_s >= LEAST_S else None
-    return Progress(steps=record.newest.steps, per_s=_rounded(mean), alone_per_s=_rounded(record.alone_per_s))
+    return StepProgress(steps=record.newest.steps, per_s=rounded(mean), alone_per_s=rounded(record.alone_per_s))
 
 
-def _rounded(rate: float | None) -> float | None:
+def rounded(rate: float | None) -> float | None:
+    """More digits would be noise."""
     return None if rate is None else float(f"{rate:.{DIGITS}g}")
 
 
-def restore(track: Track, progress: Progress | None) -> None:
+def restore(track: Track, progress: StepProgress | None) -> None:
     """Continue with what was stored before a restart."""
     record = track.step_record
     if progress is None or record.newest is not None:

@@ -218,7 +218,9 @@ def _attempt_view(task: Task, attempt: Attempt, context: ViewContext, may_see: b
         stdout=stdout,
         stderr=stderr,
         activity=None if activity is None else mirrored(t.ActivityView, activity),
-        activity_inferred=any(
+        # The source is that of the GPU now, so it says nothing of an attempt that has ended.
+        activity_inferred=track is not None
+        and any(
             gpu in context.state.gpus and context.state.gpus[gpu].capabilities.source == "inferred"
             for gpu in attempt.placement.gpus
         ),
@@ -231,7 +233,6 @@ def _attempt_view(task: Task, attempt: Attempt, context: ViewContext, may_see: b
 
 
 def progress_view(task: Task, attempt: Attempt, state: State) -> t.ProgressView:
-    """Rates are rounded: more digits would be noise."""
     track = state.tracks.get(AttemptKey(task.id, attempt.number))
     stored = attempt.progress
     if track is None:
@@ -244,16 +245,12 @@ def progress_view(task: Task, attempt: Attempt, state: State) -> t.ProgressView:
     slowed = step_rates.slowdown(state, task, attempt)
     return t.ProgressView(
         steps=steps,
-        steps_per_s=_rounded(per_s),
-        alone_steps_per_s=_rounded(step_rates.alone_rate(task, attempt, track)),
+        steps_per_s=step_rates.rounded(per_s),
+        alone_steps_per_s=step_rates.rounded(step_rates.alone_rate(task, attempt, track)),
         last_step_at=last_at,
         slowdown=None if slowed is None else round(slowed.value, 3),
         inferred=slowed is not None and slowed.inferred,
     )
-
-
-def _rounded(rate: float | None) -> float | None:
-    return None if rate is None else float(f"{rate:.4g}")
 
 
 def _output_paths(task: Task, key: AttemptKey, log_dir: Path) -> tuple[str, str]:
