@@ -84,6 +84,19 @@ LIBRARIES = {
 }
 
 
+def write_stub_torch(folder: Path, optimizer: str = STUB, torch: str = "", first: str = "") -> None:
+    """A package `torch` in this folder."""
+    texts = {
+        "__init__.py": f"{first}\nimport torch.optim.optimizer, torch.compiler\n{torch}",
+        "compiler.py": "def is_compiling(): return False",
+        "optim/__init__.py": "",
+        "optim/optimizer.py": optimizer,
+    }
+    (folder / "torch/optim").mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (folder / "torch" / name).write_text(text)
+
+
 class Interpreter:
     """Runs programs in a directory, with the hook and without it."""
 
@@ -101,10 +114,7 @@ class Interpreter:
         return str(path)
 
     def stub_torch(self, optimizer: str = STUB, torch: str = "", first: str = "") -> None:
-        self.write("torch/__init__.py", f"{first}\nimport torch.optim.optimizer, torch.compiler\n{torch}")
-        self.write("torch/compiler.py", "def is_compiling(): return False")
-        self.write("torch/optim/__init__.py", "")
-        self.write("torch/optim/optimizer.py", optimizer)
+        write_stub_torch(self.folder, optimizer, torch, first)
         self.python_path = [str(self.folder)]
 
     def run(self, *command: str, hook: bool = True) -> str:
