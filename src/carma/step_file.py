@@ -6,9 +6,9 @@
 2. `SlotWriter` writes the slot of a process of CARMA's own (a virtual task).
 3. `count` adds up the slots of an attempt.
 
-The user of the task owns the file. A reader takes every byte for hostile: any number, a file of any size. Nothing maps
-the file: an access beyond a file that was cut short would kill the reader or the training. Standard library only: the
-runner imports this module.
+The user of the task owns the file. A reader treats the content as untrusted: any number, a file of any size. Nothing
+maps the file: an access beyond a file that was cut short would kill the reader or the training. Standard library only:
+the runner imports this module.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 1. `OutputLimit` keeps a log file of CARMA's own directory below its size limit while the command writes to it. `cut`
    does so for a file whose end is of no use.
-2. `OutputLimit.seal` takes the log file away from the submitter once the attempt has ended: nothing can be added to it.
+2. `OutputLimit.seal` takes the log file away from the submitter once the attempt has ended: nothing can be added to it,
+   unless there is no limit.
 3. `read_tails` reads the end of output files that the submitter named, through descriptors opened with the submitter's
    rights.
 

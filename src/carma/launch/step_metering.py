@@ -4,8 +4,8 @@
    (hook/sitecustomize.py). The runner makes the file into which it counts.
 2. `StepFiles` reads the counts of running attempts.
 
-The file belongs to the user of the task, so its content is hostile; its place does not: it lies in the attempt's
-directory, which only the daemon's user can change.
+The file belongs to the user of the task, so its content is untrusted. Its path is safe: it lies in a directory that
+only the daemon's user can change.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _PATH = "PYTHONPATH"
 
 
 def metered(environment: Mapping[str, str], file: str | None) -> dict[str, str]:
-    """The environment of a task that counts its steps in this file; None: that does not count them. Python takes the
-    first `sitecustomize` on its path. A submission from inside another task has the variables of that task."""
+    """The environment of a task that counts its steps in `file`. With `file` None, the environment of a task whose
+    steps are not counted. Python takes the first `sitecustomize` on its path. A submission from inside another task
+    inherits that task's variables; they are removed."""
     left = {name: value for name, value in environment.items() if name != step_file.VARIABLE}
     folders = _folders(environment)
     if file is not None:
@@ -39,7 +40,7 @@ def metered(environment: Mapping[str, str], file: str | None) -> dict[str, str]:
 
 
 def _folders(environment: Mapping[str, str]) -> list[str]:
-    """An empty path is no path, but an empty part is the current directory."""
+    """Python ignores an empty PYTHONPATH, but reads an empty entry as the current directory."""
     path = environment.get(_PATH, "")
     return [folder for folder in path.split(os.pathsep) if folder != HOOK_DIRECTORY] if path else []
 

@@ -29,7 +29,7 @@ class FakeStepCounters:
 
 
 class StepCountersSubject(NamedTuple):
-    """`make` lets an attempt have made so many steps, the last one so many seconds ago."""
+    """`make(key, steps, age_s)` sets an attempt's steps and the age of its last step."""
 
     counters: StepCounters
     make: Callable[[AttemptKey, int, float], None]
