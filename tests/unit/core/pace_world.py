@@ -18,6 +18,9 @@ HALF = Demand(0.5, 0.25, 0.2, 0.6, 0.4)
 FULL = Demand(0.9, 0.4, 0.4, 1.0, 0.8)
 
 
+AT_ONCE_S = 1e-6  # a sample must be newer than the one before it
+
+
 def world(gpus: int = 1, rules: Rules = OPEN) -> World:
     return World(gpus, rules=rules, policy=first_fit.POLICY)
 
@@ -25,7 +28,7 @@ def world(gpus: int = 1, rules: Rules = OPEN) -> World:
 def begin(
     made: World, demand: Demand | None = None, runtime_s: float | None = None, gpus: int = 1, *, predicted: bool = False
 ) -> TaskId:
-    """One that is placed now and runs."""
+    """One that is placed now, runs, and is seen on its GPUs."""
     number = TaskId(max(made.state.tasks, default=0) + 1)
     spec = TaskSpec(command=("x",), directory="/", gpu_memory_mib=1_000, gpus=gpus)
     estimate = Estimate(footprint_mib=1_000, upper_mib=1_000, source="declared", demand=demand, runtime_s=runtime_s)
@@ -34,6 +37,8 @@ def begin(
     made.emit(TaskEstimated(made.now, number, estimate))
     made.settle()
     made.start(number)
+    made.now += AT_ONCE_S
+    made.sample()
     return number
 
 

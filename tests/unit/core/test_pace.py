@@ -213,6 +213,30 @@ def test_progress_is_time_alone_and_time_beside_others_at_their_rate() -> None:
     assert track_of(made, first).done_by(made.now) == pytest.approx(150.0 + 200.0 * rate)
 
 
+def test_a_neighbour_that_has_not_used_the_gpu_slows_nothing_down_until_it_does() -> None:
+    made = world()
+    first = begin(made, HALF)
+    idle = made.submit(1_000)
+    made.settle()
+    made.start(idle, mib=0)
+    key = made.state.active[idle]
+    del made.memory[key]
+    made.wait(100.0)
+    assert track_of(made, first).rate == 1.0
+    assert track_of(made, first).done_by(made.now) == pytest.approx(100.0)
+    made.memory[key] = 1_000
+    made.wait(1.0)
+    assert track_of(made, first).rate == progress_rates([believed(made, first), None])[0] < 1.0
+
+
+def test_without_a_list_of_processes_a_neighbour_counts_from_its_start() -> None:
+    made = world()
+    made.no_processes.add(GPU0)
+    made.wait(1.0)
+    first, _ = begin(made, HALF), begin(made, FULL)
+    assert track_of(made, first).rate == progress_rates([HALF, FULL])[0] < 1.0
+
+
 def test_time_slices_have_rates_of_their_own() -> None:
     made = world(rules=replace(OPEN, sharing=Sharing(mechanism="timeslice")))
     first, _ = begin(made, FULL), begin(made, FULL)

@@ -221,7 +221,10 @@ def test_without_steps_the_slowdown_is_inferred_if_every_demand_is_known(trainin
 
 
 def test_before_its_first_use_of_the_gpu_nothing_is_inferred(training: Training) -> None:
-    task = training.begin(0.0)
+    world = training.world
+    task = world.submit(1_000)
+    world.settle()
+    world.start(task)
     assert training.slowdown(task) is None
 
 

@@ -15,7 +15,7 @@ from carma.core.model.status import Running
 from carma.core.model.task import Attempt
 from carma.core.model.values import AttemptKey, GpuId, GpuSample, TaskId
 from carma.core.state import State, in_order
-from carma.core.telemetry import attribution, booking_shrink, inferred_activity
+from carma.core.telemetry import attribution, booking_shrink, inferred_activity, pace
 from carma.core.telemetry.measurements import AttemptOnGpu, Live, Member
 from carma.core.telemetry.window import given
 
@@ -66,14 +66,16 @@ def _same_processes(live: Live, before: GpuSample, sample: GpuSample) -> bool:
 def _observe_memory_of_all(
     state: State, live: Live, holders: list[Member], before: GpuSample | None, sample: GpuSample, newest: bool
 ) -> None:
-    at, held = sample.at, live.held
+    at, held, used_first = sample.at, live.held, False
     for member in holders:
         key, seen = member.key, member.seen
         memory_mib = None if sample.processes is None else held.get(key, 0)
         if seen.first_at is None and key in held and memory_mib != 0:
-            seen.first_at = at
+            seen.first_at, used_first = at, True
             live.since = before.at if before is not None else 0.0  # this sample is the first one that shows it
         _observe_memory(state, member, at, memory_mib, newest)
+    if used_first and len(holders) > 1:
+        pace.regroup(state, (sample.gpu,), at)
 
 
 def take_memory(state: State, sample: GpuSample) -> None:
