@@ -87,9 +87,10 @@ def extension(name: str, distribution: str, purpose: str) -> object:
 
 def not_installed(purpose: str, distribution: str) -> NotInstalled:
     package = PACKAGES[distribution]
+    folders = "./gpumemnet ./lab" if distribution == "lab" else f"./{distribution}"  # the lab needs both
     return NotInstalled(
         f"`{purpose}` needs the distribution {package}, which is not installed",
-        f"Run `pip install ./{distribution}` in the directory of CARMA's source code.",
+        f"Run `pip install {folders}` in the directory of CARMA's source code.",
     )
 
 

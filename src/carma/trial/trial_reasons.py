@@ -30,6 +30,9 @@ _SWITCHES = (  # path, value that forbids user namespaces, setting that allows t
 )
 
 
+_HOST_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # torch, of a request that the host cannot fulfil
+
+
 class NoTrial(NoEstimate, frozen=True, kw_only=True):
     """A trial run without a report. `kind` is for advice; None where advice cannot depend on it."""
 
@@ -40,6 +43,8 @@ class NoTrial(NoEstimate, frozen=True, kw_only=True):
 def kind_of(ran: Trial | NoEstimate) -> Kind | None:
     """What kind of problem a trial run without a figure had."""
     if isinstance(ran, Trial):
+        if ran.report.cause == "crashed" and _HOST_MEMORY in ran.report.reason:
+            return "memory"
         return "crashed" if ran.report.cause == "crashed" else "no_gpu" if ran.report.cause == "no_gpu" else None
     return ran.kind if isinstance(ran, NoTrial) else None
 

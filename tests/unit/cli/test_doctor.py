@@ -146,6 +146,14 @@ def test_inferred_activity_is_named_with_its_consequence_and_is_no_missing_activ
     assert findings(ungated)["activity"].verdict == "ok"
 
 
+def test_virtual_gpus_without_counters_are_named_with_the_setting_that_hides_them() -> None:
+    assert "activity" not in findings(Machine(virtual=2))
+    found = findings(Machine(virtual=2, monitor__sm_activity="inferred"))["activity"]
+    assert found.verdict == "warn"
+    assert "inferred from power" in found.text
+    assert "monitor.sm_activity" in found.hint
+
+
 def test_a_counter_behind_a_permission_names_the_drivers_option() -> None:
     cards = (CardFacts(index=0, gpm="forbidden"),)
     found = findings(Machine(gpu(0, COARSE), cards=cards))["activity"]

@@ -22,6 +22,7 @@ from carma.trial.trial_reasons import Kind, advice, isolating_flag, kind_of, no_
 from carma.trial.trial_run import TrialRuns
 from tests.boxes import PATIENCE_S, variant_or_skip
 from tests.golden_text import assert_wording
+from tests.trials import report
 
 # What ours does: a report when the script asks for it. `warnings` tells one run from another.
 _HOOK = """
@@ -260,6 +261,21 @@ def test_each_ending_has_its_kind_and_its_sentence() -> None:
     found = {name: no_trial(status, ("python", "x.py"), NUMBERS) for name, (status, _) in ENDINGS.items()}
     assert {name: kind_of(each) for name, each in found.items()} == {name: kind for name, (_, kind) in ENDINGS.items()}
     assert_wording("trial_reasons", {name: each.reason for name, each in found.items()})
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        (
+            "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes",
+            "memory",
+        ),
+        ("ValueError: no such model", "crashed"),
+    ],
+)
+def test_a_script_that_the_hosts_memory_stopped_gets_no_advice_about_a_gpu(reason: str, kind: Kind) -> None:
+    crashed = msgspec.structs.replace(report(), cause="crashed", reason=reason)
+    assert kind_of(Trial(report=crashed, events=b"", seconds=1.0)) == kind
 
 
 def test_a_sandbox_that_is_not_allowed_names_the_call_that_the_kernel_refused() -> None:

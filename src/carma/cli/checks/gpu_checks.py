@@ -59,7 +59,7 @@ def activity(facts: DoctorFacts) -> Finding | None:
     """The source of SM activity on each GPU, and the effect of missing metrics."""
     found = facts.found.gpus
     if not found:
-        return None
+        return _activity_of_virtual_gpus(facts)
     sources: dict[str, list[int]] = {}
     for gpu in found:
         sources.setdefault(gpu.capabilities.source, []).append(gpu.index)
@@ -79,6 +79,14 @@ def activity(facts: DoctorFacts) -> Finding | None:
     effects, limitations = zip(*found_effects, strict=True)
     remedy = _remedy(facts, gate and (gated or bool(missing)))
     return Finding("activity", "warn", "; ".join((text, *effects)), remedy, "; ".join(limitations))
+
+
+def _activity_of_virtual_gpus(facts: DoctorFacts) -> Finding | None:
+    if not facts.virtual or facts.setting("monitor.sm_activity", "auto") != "inferred":
+        return None
+    gated = load_policy(facts.setting("placement.policy", PlacementRules().policy)).uses_gate
+    effect, limitation = (_effect_on_gate if gated else _effect_on_prediction)("the virtual GPUs")
+    return Finding("activity", "warn", f"{_SOURCES['inferred']}; {effect}", _remedy(facts, gated), limitation)
 
 
 def _effect_of_missing(names: str, gate: bool) -> tuple[str, str]:
