@@ -110,9 +110,10 @@ def parts_text(parts_mib: Mapping[str, int]) -> str:
 
 
 def score_text(name: str, value: float) -> str:
-    """A part of a score: `room 40.0 GiB`, `sm_free 0.93`."""
+    """A part of a score: `room 40.0 GiB`, `sm free 0.93`."""
     if name.endswith("_mib"):
         return f"{name.removesuffix('_mib')} {show_mib(value)}"
+    name = name.replace("_", " ")
     if value == int(value):
         return f"{name} {value:.0f}"
     return f"{name} {value:.2f}" if 0.01 <= abs(value) < 1e6 else f"{name} {value:.3g}"

@@ -142,7 +142,7 @@ def test_an_ending_in_short(outcome: dict[str, Any], told: str) -> None:
     [
         ("room_mib", 40_960.0, "room 40.0 GiB"),
         ("left_mib", -2_560.0, "left -2.5 GiB"),
-        ("sm_free", 0.9312, "sm_free 0.93"),
+        ("sm_free", 0.9312, "sm free 0.93"),
         ("turn", -3.0, "turn -3"),
         ("odd", 1.5e-7, "odd 1.5e-07"),
     ],

@@ -204,7 +204,7 @@ def test_the_gpu_on_which_it_adds_most_is_first_and_the_index_decides_a_tie() ->
     ]
     ranked = bound().rank(ask(goes(0.8)), views, GpuId("GPU-0"))
     assert [entry.gpu for entry in ranked] == ["GPU-3", "GPU-1", "GPU-2", "GPU-0"]
-    assert [part.name for part in ranked[-1].parts] == ["gain", "own_slowdown", "worst_slowdown"]
+    assert [part.name for part in ranked[-1].parts] == ["added_progress", "own_slowdown", "largest_slowdown"]
     assert [part.value for part in ranked[-1].parts] == pytest.approx([0.4, 1.25, 1.5])
 
 

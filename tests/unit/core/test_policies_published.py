@@ -92,7 +92,7 @@ def test_horus_shares_the_gpu_with_the_least_predicted_utilisation() -> None:
     world = running(horus.POLICY, busy(0.6), busy(0.2), busy(0.4))
     first = submit(world, busy(0.3))
     assert world.gpus_of(first) == (1,)
-    assert "utilisation_left 0.5" in world.task(first).attempts[-1].decision
+    assert "utilisation left 0.5" in world.task(first).attempts[-1].decision
 
 
 def test_horus_takes_an_idle_gpu_before_a_shared_one_and_a_gang_gets_distinct_ones() -> None:

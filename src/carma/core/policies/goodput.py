@@ -149,9 +149,9 @@ def rank(predict: Predict, ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId 
         Ranked(
             view.gpu.id,
             (
-                Part("gain", round(one.gain, 4)),
+                Part("added_progress", round(one.gain, 4)),
                 Part("own_slowdown", round(one.own, 3)),
-                Part("worst_slowdown", round(one.worst, 3)),
+                Part("largest_slowdown", round(one.worst, 3)),
             ),
         )
         for one, view in found

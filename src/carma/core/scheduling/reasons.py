@@ -157,4 +157,4 @@ def _others(code: str, reasons: Mapping[GpuId, Objection], gpus: int) -> str:
 def _figure(part: Part) -> str:
     if part.unit == "MiB":
         return f"{part.name.removesuffix('_mib')} {show_mib(part.value)}"
-    return f"{part.name} {part.value:g}{part.unit and ' ' + part.unit}"
+    return f"{part.name.replace('_', ' ')} {part.value:g}{part.unit and ' ' + part.unit}"
