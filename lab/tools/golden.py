@@ -69,7 +69,7 @@ def _line(event: e.AnyEvent, index: dict[GpuId, int]) -> str | None:
 def _scores(verdicts: Sequence[Verdict], gpus: Sequence[GpuId], why: str) -> str:
     """Scores, if the sentence does not contain them all."""
     parts = {verdict.gpu: verdict.parts for verdict in verdicts}
-    if all(f"{part.name} {part.value:g}" in why for gpu in gpus for part in parts[gpu]):
+    if all(f"{part.name.replace('_', ' ')} {part.value:g}" in why for gpu in gpus for part in parts[gpu]):
         return ""
     return " " + "".join(f"[{', '.join(f'{part.value:g}' for part in parts[gpu])}]" for gpu in gpus)
 

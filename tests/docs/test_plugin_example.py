@@ -103,7 +103,7 @@ def test_the_example_decides(policy: Policy) -> None:
     assert decision.policy == "quiet-bus"
     assert decision.placement is not None
     assert decision.placement.gpus == ("GPU-1",)
-    assert "dram_free 0.95" in decision.reason
+    assert "dram free 0.95" in decision.reason
 
 
 # -- settings that a policy declares ---------------------------------------------------------------------------------

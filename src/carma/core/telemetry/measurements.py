@@ -117,6 +117,7 @@ class AttemptOnGpu:
     settled_at: float | None = None
     own: PressureEstimate = field(default_factory=PressureEstimate)
     solo: ObservedDemand = field(default_factory=ObservedDemand)
+    unused: bool = False  # it has run for a while without using the GPU (observation.py)
     adopted: bool = False  # it was running before the daemon started, so that `first_at` may not be its first use
 
 

@@ -19,6 +19,8 @@ from carma.core.telemetry import attribution, booking_shrink, inferred_activity,
 from carma.core.telemetry.measurements import AttemptOnGpu, Live, Member
 from carma.core.telemetry.window import given
 
+UNUSED_S = 10.0  # run time without any use of the GPU after which an attempt counts as not using it
+
 
 def take(state: State, sample: GpuSample) -> None:
     """One sample of one GPU. A sample that is not newer than the last one is ignored."""
@@ -42,6 +44,7 @@ def take(state: State, sample: GpuSample) -> None:
     if not again:
         live.newest_members = None
         _observe_memory_of_all(state, live, holders, before, sample, newest)
+    _note_unused(state, holders, sample)
     for member in holders:
         if _settled(state, member.seen, live, sample):
             member.seen.settled_at = at
@@ -66,16 +69,27 @@ def _same_processes(live: Live, before: GpuSample, sample: GpuSample) -> bool:
 def _observe_memory_of_all(
     state: State, live: Live, holders: list[Member], before: GpuSample | None, sample: GpuSample, newest: bool
 ) -> None:
-    at, held, used_first = sample.at, live.held, False
+    at, held = sample.at, live.held
     for member in holders:
         key, seen = member.key, member.seen
         memory_mib = None if sample.processes is None else held.get(key, 0)
         if seen.first_at is None and key in held and memory_mib != 0:
-            seen.first_at, used_first = at, True
+            seen.first_at = at
             live.since = before.at if before is not None else 0.0  # this sample is the first one that shows it
         _observe_memory(state, member, at, memory_mib, newest)
-    if used_first and len(holders) > 1:
-        pace.regroup(state, (sample.gpu,), at)
+
+
+def _note_unused(state: State, holders: list[Member], sample: GpuSample) -> None:
+    """Attempts that have run for UNUSED_S without using the GPU, as far as the driver lists processes. Until then an
+    attempt counts as using it: it may have begun since the previous sample."""
+    changed = False
+    for member in holders:
+        began_at, seen = member.track.began_at, member.seen
+        idle = seen.first_at is None and began_at is not None and sample.at - began_at >= UNUSED_S
+        unused = idle and sample.processes is not None
+        changed, seen.unused = changed or unused != seen.unused, unused
+    if changed and len(holders) > 1:
+        pace.regroup(state, (sample.gpu,), sample.at)
 
 
 def take_memory(state: State, sample: GpuSample) -> None:

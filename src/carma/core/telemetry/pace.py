@@ -61,8 +61,8 @@ def _contradicts(task: Task, seen: AttemptOnGpu, estimated: Demand) -> bool:
 
 
 def regroup(state: State, gpus: Iterable[GpuId], now: float) -> None:
-    """Update progress and rates after an attempt joined or left these GPUs or used one for the first time, or after a
-    demand became known."""
+    """Update progress and rates after an attempt joined or left these GPUs, turned out not to use one or began to, or
+    after a demand became known."""
     touched: dict[int, Track] = {}
     for gpu in gpus:
         live = state.live_of(gpu)
@@ -71,7 +71,7 @@ def regroup(state: State, gpus: Iterable[GpuId], now: float) -> None:
         for _, track in tracks:
             track.advance_to(now, live.activity_ratio)
             touched[id(track)] = track
-        demands = [_demand_now(state.tasks[key.task], track.on.get(gpu), live) for key, track in tracks]
+        demands = [_demand_now(state.tasks[key.task], track.on.get(gpu)) for key, track in tracks]
         for (_, track), rate in zip(tracks, progress_rates(demands, mechanism_of(state.rules)), strict=True):
             track.rates[gpu] = rate
         live.activity_ratio = 1.0
@@ -81,13 +81,9 @@ def regroup(state: State, gpus: Iterable[GpuId], now: float) -> None:
             state.touch(gpu)
 
 
-def _demand_now(task: Task, seen: AttemptOnGpu | None, live: Live) -> Demand | None:
-    """A task that has not used the GPU yet (it imports libraries, prepares data or needs no GPU) slows nothing down."""
-    newest = live.newest_memory
-    lists_processes = newest is not None and newest.processes is not None
-    if lists_processes and seen is not None and seen.first_at is None:
-        return NO_DEMAND
-    return belief(task, seen)
+def _demand_now(task: Task, seen: AttemptOnGpu | None) -> Demand | None:
+    """A task that does not use the GPU (it prepares data, or needs no GPU) slows nothing down."""
+    return NO_DEMAND if seen is not None and seen.unused else belief(task, seen)
 
 
 # -- demand ---------------------------------------------------------------------------------------------------------
