@@ -1,4 +1,4 @@
-"""A user who owns a file can take a lease on it (fcntl F_SETLEASE): whoever opens it then waits, up to 45 seconds.
+"""A user who owns a file can take a lease on it (fcntl F_SETLEASE): any process that opens it waits up to 45 seconds.
 
 While an attempt runs, its output belongs to its submitter. No lease on it may delay the daemon, or other users.
 """

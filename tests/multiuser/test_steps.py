@@ -1,4 +1,4 @@
-"""The file in which a task counts its steps: its user writes it, nobody replaces it, no other user reads it."""
+"""The file in which a task counts its steps: no other user can read, write or replace it."""
 
 from __future__ import annotations
 

@@ -286,8 +286,8 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def no_task_is_stopped_because_it_was_asked_to_save(self) -> None:
-        """Only users, limits and the watchdog stop tasks, whoever asks for checkpoints; and a task that left
-        returns."""
+        """Only users, limits and the watchdog stop tasks; a request for a checkpoint does not. A task that left for a
+        checkpoint returns."""
         if not hasattr(self, "world"):
             return
         stopped = {event.task for event in self.world.log if isinstance(event, StopRequested)}

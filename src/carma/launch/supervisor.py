@@ -224,8 +224,8 @@ class SupervisedAttempt:
         return logs
 
     def make_step_file(self) -> None:
-        """The file in which the task counts its steps. Only its user can open it, and nobody but the daemon can replace
-        it. If it cannot be made, the task runs without it."""
+        """Make the file in which the task counts its steps. Only the task's user can open it, and only the daemon's
+        user can replace it. If it cannot be made, the task runs without it."""
         if not self.order.get("count_steps"):
             return
         try:

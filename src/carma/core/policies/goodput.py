@@ -2,9 +2,9 @@
 
 The sharing model (sharing_model.py) predicts progress from the demand of each task alone. A task of unknown demand
 counts as a typical task of its memory size; a second, higher limit holds for the case that it is a demanding one. The
-cap is on the whole run of a task: a task that had its GPU alone for an hour may have a neighbour for a while. If a
-neighbour would exceed the cap of any task, the new task waits. A task so long that it would outlast all others goes
-first.
+cap is on the whole run of a task: a task that had its GPU alone for an hour may have a neighbour for a while. A new
+task waits if, on every GPU, it or a neighbour would exceed the cap. A task that would run longer than all others
+together need is started first.
 """
 
 from __future__ import annotations
