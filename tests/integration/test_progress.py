@@ -93,7 +93,8 @@ def test_a_program_with_the_import_hook_is_counted_to_its_last_step(daemon: Daem
     view = daemon.wait(train(daemon))
     assert view.outcome == {"kind": "succeeded"}
     assert view.progress.steps == 40
-    assert not (daemon.paths.log_dir / f"{view.id}.1" / "steps.bin").exists()
+    steps = daemon.paths.log_dir / f"{view.id}.1" / "steps.bin"
+    until(lambda: not steps.exists(), "the file of its steps is removed")
 
 
 def test_a_task_submitted_without_counting_has_no_hook(daemon: Daemon) -> None:
