@@ -26,6 +26,7 @@ _AS_ROOT = "Start the daemon as root, outside of a container or in one that may 
 KILL_LIMIT_S = 5.0
 REMOVE_LIMIT_S = 0.5  # for processes that have just ended
 _PREFIX = "carma."  # of every cgroup that is created here
+_FROZEN = "paused"  # below the cgroup of an attempt, because its runner must not stand still
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _ROUND_S = 0.005  # between two rounds of SIGKILL
 
@@ -46,7 +47,7 @@ class Cgroup:
         found = set[int]()
         for directory in self.directories:
             for inner in _with_children(directory):
-                found.update(int(word) for word in _words(os.path.join(inner, "cgroup.procs")))
+                found.update(self._pids(inner))
         return sorted(found)
 
     def kill(self, limit_s: float = KILL_LIMIT_S) -> bool:
@@ -65,6 +66,32 @@ class Cgroup:
                     return False
                 time.sleep(_ROUND_S)
         return True
+
+    def freeze(self, pids: Sequence[int]) -> bool:
+        """Version 2: keep these members from running, in a frozen cgroup below this one. Returns whether they stand
+        still. Raises OSError. Frozen processes can be killed; in version 1 they cannot."""
+        frozen = os.path.join(self.directories[0], _FROZEN)
+        os.makedirs(frozen, exist_ok=True)
+        _write(os.path.join(frozen, "cgroup.freeze"), "1")
+        for pid in set(pids).difference(self._pids(frozen)):
+            with suppress(ProcessLookupError):
+                _write(os.path.join(frozen, "cgroup.procs"), str(pid))
+        return "frozen 1" in _text(os.path.join(frozen, "cgroup.events"))
+
+    def thaw(self) -> None:
+        """End `freeze`: the processes continue, as members of this cgroup again. Raises OSError."""
+        frozen = os.path.join(self.directories[0], _FROZEN) if self.directories else ""
+        if not os.path.isdir(frozen):
+            return
+        _write(os.path.join(frozen, "cgroup.freeze"), "0")
+        for pid in self._pids(frozen):
+            with suppress(ProcessLookupError):
+                _write(self.procs_files[0], str(pid))
+        with suppress(OSError):  # a process that has just ended keeps it busy; it is removed with the cgroup
+            os.rmdir(frozen)
+
+    def _pids(self, directory: str) -> list[int]:
+        return [int(word) for word in _words(os.path.join(directory, "cgroup.procs"))]
 
     def oom_kills(self) -> int | None:
         """Processes that the kernel killed at the memory limit; None if it does not count them."""

@@ -151,6 +151,12 @@ class Client:
     def preempt(self, task: int, *, hold: bool = False, reason: str = "") -> t.Done:
         return self._ask("preempt", t.Done, task, body=t.PreemptRequest(hold=hold, reason=reason))
 
+    def pause(self, task: int, *, reason: str = "") -> t.Done:
+        return self._ask("pause", t.Done, task, body=t.PauseRequest(reason=reason))
+
+    def unpause(self, task: int) -> t.Done:
+        return self._ask("unpause", t.Done, task)
+
     def update(self, task: int, request: t.UpdateRequest) -> t.TaskView:
         return self._ask("update", t.TaskView, task, body=request)
 

@@ -33,6 +33,8 @@ VERBS: dict[str, tuple[str, str, object]] = {
     "release": ("POST", "/release", None),
     "retry": ("POST", "/retry", {"fresh": True}),
     "preempt": ("POST", "/preempt", {"hold": True}),
+    "pause": ("POST", "/pause", {"reason": "mine now"}),
+    "unpause": ("POST", "/unpause", None),
     "rename": ("PATCH", "", {"name": "renamed"}),
     "change_priority": ("PATCH", "", {"priority": -100}),
     "change_memory": ("PATCH", "", {"gpu_memory_mib": 1}),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from carma.core.machine import step
+from carma.core.model.commands import SetPaused
 from carma.core.model.events import (
     AttemptEnded,
     BookingShrunk,
@@ -25,9 +26,11 @@ from carma.core.model.events import (
     TaskEstimated,
     TaskFinished,
     TaskHeld,
+    TaskPaused,
     TaskReleased,
     TaskRetried,
     TaskSubmitted,
+    TaskUnpaused,
 )
 from carma.core.model.outcome import Cancelled, Disrupted, Failed, Lost, Outcome, OutOfMemory, Preempted, Succeeded
 from carma.core.model.settings import Gate, Preemption, Rules, WarmUp
@@ -125,7 +128,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.world.state.tasks)
     @rule(
         data=st.data(),
-        verb=st.sampled_from(["hold", "release", "cancel", "retry", "memory", "priority"]),
+        verb=st.sampled_from(["hold", "release", "cancel", "retry", "memory", "priority", "pause", "unpause"]),
     )
     def user(self, data, verb):  # type: ignore[no-untyped-def]
         task = data.draw(st.sampled_from(sorted(self.world.state.tasks)))
@@ -140,6 +143,10 @@ class Histories(RuleBasedStateMachine):
                 event = StopRequested(now, task, Cancelled("alice"), 1.0)
             case "retry":
                 event = TaskRetried(now, task, fresh=bool(task % 2))
+            case "pause":
+                event = TaskPaused(now, task, "alice")
+            case "unpause":
+                event = TaskUnpaused(now, task, "alice")
             case "memory":
                 event = TaskChanged(now, task, priority=2)
             case _:
@@ -296,6 +303,16 @@ class Histories(RuleBasedStateMachine):
             if left and left[-1] is task.attempts[-1] and task.id not in stopped:
                 ended = isinstance(task.status, Finished) and isinstance(task.status.outcome, Preempted | Failed | Lost)
                 assert not ended, task
+
+    @invariant()
+    def commands_leave_processes_as_the_state_says(self) -> None:
+        """The last command about the pauses of a running attempt is that of its status."""
+        if not hasattr(self, "world"):
+            return
+        told = {one.key: one.paused for one in self.world.commands if isinstance(one, SetPaused)}
+        for task in self.world.state.tasks.values():
+            if isinstance(task.status, Running):
+                assert told.get(task.key, False) == (task.paused is not None)
 
     @invariant()
     def a_cap_is_never_below_the_booking(self) -> None:

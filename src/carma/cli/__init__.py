@@ -28,6 +28,8 @@ VERBS: dict[str, Entry] = {
     "hold": Entry("Tasks", "Prevent waiting tasks from starting."),
     "release": Entry("Tasks", "Allow held tasks to start."),
     "preempt": Entry("Tasks", "Ask running tasks to save a checkpoint and return to the queue."),
+    "pause": Entry("Tasks", "Stop the processes of running tasks without ending them."),
+    "unpause": Entry("Tasks", "Let paused tasks continue."),
     "retry": Entry("Tasks", "Queue finished tasks again."),
     "update": Entry("Tasks", "Change waiting tasks."),
     "estimate": Entry("Tasks", "Estimate the GPU memory of a command, without a GPU."),

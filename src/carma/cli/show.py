@@ -150,6 +150,7 @@ def _attempt(attempt: AttemptView, now: float) -> Facts:
     outcome = outcome_text(attempt.outcome) if attempt.outcome else "runs" if attempt.started_at else "starting"
     began = attempt.started_at or attempt.placed_at
     took = show_s((attempt.ended_at or now) - began)
+    took += f", of that {show_s(attempt.paused_s)} paused" if attempt.paused_s else ""
     return [
         (f"{attempt.number}", f"{outcome}; {moment(began)}, {took}" + (", alone on its GPUs" if attempt.alone else "")),
         ("  blame", BLAME.get(attempt.blame or "", attempt.blame or "")),

@@ -77,6 +77,7 @@ SWITCHES: tuple[tuple[str, str], ...] = (
     ("--exclusive", "Do not share the GPUs of this task."),
     ("--requeue/--no-requeue", "Retry after a GPU out-of-memory failure, or do not."),
     ("--progress/--no-progress", "Count the optimizer steps of a PyTorch task (default), or do not."),
+    ("--pause/--no-pause", "Let CARMA pause the task for a slowed neighbour (default), or never."),
     ("-H --hold", "Submit the task held; `carma release` lets it start."),
     ("--nonblock --immediate", "Do not queue: exit with code 75 if no GPU is free now."),
     ("--dry-run --test-only", "Print the decision for the task; submit nothing."),
@@ -99,6 +100,7 @@ CARMA_ONLY = (  # long options that a training script is unlikely to have
     "--checkpoint-grace",
     "--max-oom-retries",
     "--threads-percent",
+    "--no-pause",
     "--no-requeue",
     "--nonblock",
 )

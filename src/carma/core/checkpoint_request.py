@@ -13,6 +13,7 @@ from carma.core.model.events import AttemptEnded, PreemptionMissed, PreemptionRe
 from carma.core.model.outcome import Failed, Outcome, OutOfMemory, Preempted, Succeeded
 from carma.core.model.status import Preempting, Running, Starting
 from carma.core.model.task import Task
+from carma.core.pausing import end_pause
 from carma.core.state import State
 
 LATE_S = 2.0  # an end is observed and stored a little after it happened
@@ -27,9 +28,11 @@ def requested(state: State, task: Task, event: PreemptionRequested) -> list[Comm
         held = replace(status.preempting, hold=status.preempting.hold or event.hold)
         state.put(replace(task, status=replace(status, preempting=held)))
         return []
+    task, continues = end_pause(state, task, event.at)
+    assert isinstance(task.status, Running)
     asked = request_of(event)
-    state.put(replace(task, status=replace(status, preempting=asked, stayed_at=None)))
-    return [PreemptAttempt(task.key, asked.signal, asked.at)]
+    state.put(replace(task, status=replace(task.status, preempting=asked, stayed_at=None)))
+    return [*continues, PreemptAttempt(task.key, asked.signal, asked.at)]
 
 
 def request_of(event: PreemptionRequested) -> Preempting:

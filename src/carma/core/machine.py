@@ -12,13 +12,14 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from carma.core import checkpoint_request as saving
+from carma.core import pausing
 from carma.core.attempt_end import record_end
 from carma.core.model import events as e
 from carma.core.model.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
 from carma.core.model.outcome import Outcome, OutOfMemory
 from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Running, Starting, effective_ending
 from carma.core.model.task import Attempt, Task
-from carma.core.model.values import AttemptKey, Booking, GpuId, TaskId
+from carma.core.model.values import AttemptKey, Booking, TaskId
 from carma.core.recovery import blame
 from carma.core.state import SERVER, InvalidEvent, State
 from carma.core.telemetry import observation as observe
@@ -52,6 +53,10 @@ def step(state: State, event: e.AnyEvent) -> list[Command]:
             return saving.requested(state, _task(state, event.task), event)
         case e.PreemptionMissed():
             return saving.missed(state, _task(state, event.task), event)
+        case e.TaskPaused():
+            return pausing.pause(state, _task(state, event.task), event)
+        case e.TaskUnpaused():
+            return pausing.unpause(state, _task(state, event.task), event)
         case e.TaskChanged():
             return _changed(state, _task(state, event.task), event)
         case _:
@@ -186,15 +191,8 @@ def _placed(state: State, task: Task, event: e.TaskPlaced) -> list[Command]:
     state.overtaken.pop(task.id, None)
     if event.overtook is not None and event.overtook in state.tasks:
         state.overtaken[event.overtook] = state.overtaken.get(event.overtook, 0) + 1
-    _membership_changed(state, event.placement.gpus, event.at)
+    observe.membership_changed(state, event.placement.gpus, event.at)
     return [LaunchAttempt(event.key, task.owner, task.spec, event.placement)]
-
-
-def _membership_changed(state: State, gpus: tuple[GpuId, ...], at: float) -> None:
-    for gpu in gpus:
-        state.live_of(gpu).since = at
-    step_rates.neighbours_changed(state, gpus)
-    regroup(state, gpus, at)
 
 
 def _current(state: State, key: AttemptKey) -> Task | None:
@@ -280,6 +278,7 @@ def _ended(state: State, task: Task, event: e.AttemptEnded) -> list[Command]:
         used_s=max(attempt.used_s, event.used_s),
         alone=event.alone or attempt.alone,
         progress=event.progress or attempt.progress,
+        paused_s=task.paused_s(event.at),
     )
     if isinstance(outcome, OutOfMemory) and outcome.where == "gpu":
         attempt = replace(attempt, blame=blame(attempt, outcome, bool(event.over_booking)))
@@ -287,16 +286,18 @@ def _ended(state: State, task: Task, event: e.AttemptEnded) -> list[Command]:
     status = Ended(event.at, outcome, saving.held_after(task.status, outcome))
     state.put(replace(task, attempts=(*task.attempts[:-1], attempt), status=status))
     state.tracks.pop(event.key, None)
-    _membership_changed(state, attempt.placement.gpus, event.at)
+    observe.membership_changed(state, attempt.placement.gpus, event.at)
     return []
 
 
 def _stop_requested(state: State, task: Task, event: e.StopRequested) -> list[Command]:
     match task.status:
         case Starting() | Running():
+            task, continues = pausing.end_pause(state, task, event.at)
+            assert isinstance(task.status, Starting | Running)
             ending = effective_ending(task.status.ending, event.ending)
             state.put(replace(task, status=replace(task.status, ending=ending)))
-            return [StopAttempt(task.key, event.grace_s, event.signal)]
+            return [*continues, StopAttempt(task.key, event.grace_s, event.signal)]
         case Estimating() | Queued() | Ended() | Recovering():
             _finish(state, task, event.at, event.ending)
             return []

@@ -118,6 +118,15 @@ class Launcher(Protocol):
         handler gets no signal, because it would end. Returns whether a process got it, now or before."""
         ...
 
+    def pause(self, key: AttemptKey) -> bool:
+        """Make all processes of the attempt stand still; their memory stays. Returns whether they do; repeated until
+        then. A signal that stops an attempt also ends its pause."""
+        ...
+
+    def unpause(self, key: AttemptKey) -> bool:
+        """Let them continue; no effect on an attempt that was not paused. Returns whether that is done."""
+        ...
+
     def pids(self, keys: Iterable[AttemptKey]) -> dict[int, AttemptKey]:
         """The running processes of these attempts, including descendants."""
         ...

@@ -19,6 +19,7 @@ from carma.core.model.status import Queued, Running
 from carma.core.model.task import Task
 from carma.core.model.units import show_s
 from carma.core.model.values import AttemptKey, Record, TaskId
+from carma.core.pausing import CARMA
 from carma.core.scheduling.policy import Move
 from carma.core.scheduling.reservation import fits
 from carma.core.scheduling.scheduling_pass import SchedulingPass
@@ -27,7 +28,6 @@ from carma.core.scheduling.verdict_cache import VerdictCache
 from carma.core.scheduling.verdicts import Candidate, takes_tasks
 from carma.core.state import State
 
-CARMA = "carma"  # author of requests that do not come from a user
 COMPARED = 6  # maximum number of tasks on a GPU whose combinations are compared
 
 

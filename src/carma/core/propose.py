@@ -62,9 +62,9 @@ def _limits(state: State, now: float) -> list[StopRequested | TaskWarned]:
 
 def limit_reached(state: State, task: Task, now: float) -> StopRequested | TaskWarned | None:
     status, limit_s = task.status, task.spec.time_limit_s
-    if limit_s is None or not isinstance(status, Running) or status.ending is not None:
+    if limit_s is None or not isinstance(status, Running) or status.ending is not None or status.paused is not None:
         return None
-    left_s = status.since + limit_s - now
+    left_s = status.since + task.attempts[-1].paused_s + limit_s - now
     warn = task.spec.warn
     if left_s <= 0:
         return StopRequested(now, task.id, TimedOut(limit_s), state.rules.stopping.grace_of(task.spec))

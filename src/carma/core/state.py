@@ -266,11 +266,11 @@ class State:
 def due_at(task: Task) -> float | None:
     """When the next thing about its time limit is due; None: never."""
     status, limit_s = task.status, task.spec.time_limit_s
-    if limit_s is None or not isinstance(status, Running) or status.ending is not None:
+    if limit_s is None or not isinstance(status, Running) or status.ending is not None or status.paused is not None:
         return None
     warn = task.spec.warn
     before_s = warn.before_s if warn is not None and not status.warned else 0.0
-    return status.since + limit_s - max(0.0, before_s)
+    return status.since + task.attempts[-1].paused_s + limit_s - max(0.0, before_s)
 
 
 def in_order(names: Collection[Name], order: Collection[Name]) -> list[Name]:

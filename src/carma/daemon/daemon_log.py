@@ -36,6 +36,8 @@ def log_event(event: e.Durable, state: State) -> None:
             | e.RecoveryPlanned()
             | e.PreemptionRequested()
             | e.PreemptionMissed()
+            | e.TaskPaused()
+            | e.TaskUnpaused()
             | e.StopRequested(ending=OutOfMemory() | Disrupted())
             | e.AttemptEnded(outcome=Disrupted())
             | e.TaskFinished(outcome=OutOfMemory() | LaunchFailed() | Lost() | Disrupted())

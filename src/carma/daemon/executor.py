@@ -1,4 +1,4 @@
-"""Carries out the core's commands: estimate, launch, stop, warn, ask to save. Each can be repeated without harm.
+"""Carries out the core's commands: estimate, launch, stop, warn, ask to save, pause. Each can be repeated without harm.
 
 1. `follow` gets the commands of each stepped event, and cleans up after an attempt that has ended.
 2. Launches and signals go to the launcher, one after the other, in a thread.
@@ -11,6 +11,7 @@ state and the launcher what is left to do, and gives it to the executor again.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import signal
 import time
@@ -94,6 +95,8 @@ class Executor:
                 self.start_task(self._signal(key, number), f"warning {key}")
             case c.PreemptAttempt():
                 self.start_task(self._ask_to_save(command), f"asking {command.key} to save")
+            case c.SetPaused(key=key, paused=paused):
+                self.start_task(self._set_paused(key), f"{'pausing' if paused else 'continuing'} {key}")
             case _:
                 assert_never(command)
 
@@ -204,6 +207,17 @@ class Executor:
                 break
             await asyncio.sleep(ASK_AGAIN_S)
         self.poll_now.set()
+
+    async def _set_paused(self, key: AttemptKey) -> None:
+        """Make the processes stand still, or continue, as the state says now, and repeat it until they do."""
+        launcher, done = self.launcher, False
+        while not done and self._shell.state.active.get(key.task) == key:
+            set_paused = launcher.pause if self._shell.state.tasks[key.task].paused is not None else launcher.unpause
+            try:
+                done = await self.call_launcher(functools.partial(set_paused, key))
+            except OSError:  # too many open files: repeated
+                done = False
+            await asyncio.sleep(0.0 if done else ASK_AGAIN_S)
 
     def kill_overdue(self) -> None:
         """SIGKILL for attempts whose grace period is over, repeated until they have ended."""

@@ -127,7 +127,7 @@ def past_run(state: State, key: AttemptKey, collocated: bool, fingerprint: str =
 def _run_s(attempt: Attempt) -> float:
     if attempt.started_at is None or attempt.ended_at is None:
         return 0.0
-    return max(0.0, attempt.ended_at - attempt.started_at)
+    return max(0.0, attempt.ended_at - attempt.started_at - attempt.paused_s)
 
 
 def _went_on(before: Attempt, attempt: Attempt) -> bool:

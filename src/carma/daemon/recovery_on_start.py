@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from carma.core.machine import step
-from carma.core.model.commands import EstimateTask, PreemptAttempt, StopAttempt
+from carma.core.model.commands import EstimateTask, PreemptAttempt, SetPaused, StopAttempt
 from carma.core.model.events import AttemptEnded, Durable, StopRequested, TaskPlaced
 from carma.core.model.settings import Rules
 from carma.core.model.status import Estimating, Running, Starting
@@ -121,10 +121,12 @@ async def _commit_outcomes(shell: Shell, loop: Loop) -> None:
 
 def _left_to_do(
     shell: Shell, replayed: ReplayedLog
-) -> Iterator[tuple[EstimateTask | StopAttempt | PreemptAttempt, float]]:
+) -> Iterator[tuple[EstimateTask | StopAttempt | PreemptAttempt | SetPaused, float]]:
     """Commands that may not have been carried out, each with the time when it was decided."""
     now = shell.clock.now()
     for task in list(shell.state.tasks.values()):
+        if isinstance(task.status, Running):
+            yield SetPaused(task.key, task.paused is not None), now
         match task.status:
             case Estimating():
                 yield EstimateTask(task.id), now

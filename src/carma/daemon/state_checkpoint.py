@@ -38,7 +38,10 @@ def restore(rules: Rules, policy: Policy, checkpoint: Checkpoint | None) -> Stat
         step_rates.restore(track, attempt.progress)
         if attempt.started_at is not None:
             pace = attempt.alone.pace if attempt.alone is not None else 1.0
-            track.begin(attempt.started_at, pace * (state.now - attempt.started_at))
+            paused = state.tasks[task_id].paused
+            track.paused_s, track.pause_began_at = attempt.paused_s, None if paused is None else paused.at
+            track.begin(attempt.started_at)
+            track.done_s = pace * track.ran_s(state.now)
             track.paced_at = state.now
     state.idle_w = {GpuId(gpu): watts for gpu, watts in checkpoint.idle_w.items()}
     regroup(state, state.gpus, state.now)

@@ -55,6 +55,10 @@ class AttemptCgroups:
     def kill(self, key: AttemptKey) -> None:
         self._open(key).kill(KILL_LIMIT_S)
 
+    def freezer(self, key: AttemptKey) -> Cgroup | None:
+        """The attempt's cgroup if it can freeze processes: version 2."""
+        return self.cgroups.open(self._prefix + str(key)) if self.cgroups.version == 2 else None
+
     def remove(self, key: AttemptKey) -> None:
         """Removes the cgroup with its limits. A cgroup that still contains processes stays."""
         with contextlib.suppress(OSError):

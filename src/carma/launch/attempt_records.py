@@ -4,6 +4,7 @@
     started.json  which process was started (runner)         told.json     signals sent to end it (launcher)
     exit.json     how it ended (runner)                      held.json     how it shares its GPUs (launcher)
     asked.json    the last request to save (launcher)        stdout.log, stderr.log, runner.log
+    paused.json   its processes are to stand still (launcher)
     steps.bin     optimizer steps of its processes (the task itself; its user owns the file, see step_file.py)
 
 The order itself, which contains the submitter's environment, is never a file: the runner gets it through a descriptor.
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 CLAIM, STARTED, EXIT = "claim.json", "started.json", "exit.json"
 STOP, STOP_SIGNALS, ASKED, SHARING = "stop", "told.json", "asked.json", "held.json"
+PAUSED = "paused.json"
 RUNNER_LOG, STEPS = "runner.log", "steps.bin"
 LOGS = {"stdout": "stdout.log", "stderr": "stderr.log"}  # of each stream
 ENDED = frozenset((EXIT, *LOGS.values()))  # files that stay once the outcome is in the database

@@ -25,6 +25,7 @@ from carma.core.ports import AttemptReport, Confiner, LaunchOrder
 from carma.errors import CarmaError
 from carma.launch import attempt_records as records
 from carma.launch.attempt_cgroups import AttemptCgroups
+from carma.launch.attempt_control import AttemptControl
 from carma.launch.attempt_files import AttemptFiles, Claim, Started
 from carma.launch.command_process import CANNOT_START
 from carma.launch.confinement import GpuConfiner, task_environment
@@ -79,6 +80,7 @@ class ProcessLauncher:
         self._unreadable: set[AttemptKey] = set()  # logged since the last successful poll
         self._unreleased: set[AttemptKey] = set()  # records that could not be dropped
         self._trees = ProcessTrees(groups)
+        self._control = AttemptControl(self.files, self._trees)
         self._confinements = ConfinementRecords(
             self.files, confiner or GpuConfiner(Sharing(), None), servers, self._trees, device_files
         )
@@ -280,7 +282,7 @@ class ProcessLauncher:
             outcome=outcome,
             ended_at=at,
             confinement=self._confinements.confinement(key) if started is not None else None,
-            checkpoint_asked_at=self._asked_at(key),
+            checkpoint_asked_at=self._control.asked_at(key),
         )
         self._confinements.forget(key)
         return found
@@ -307,6 +309,8 @@ class ProcessLauncher:
         if started.runner.boot_id != self.files.boot_id:
             return
         self._trees.signal(key, started, signal)
+        if signal in STOPPING:
+            self._control.unpause(key, started)
         if signal == signals.SIGKILL:
             procfs.send(started.runner.pid, started.runner.start_ticks, signals.SIGCONT)
 
@@ -331,33 +335,28 @@ class ProcessLauncher:
         records.write(self.files.path(key, records.STOP_SIGNALS), record, durable=False)
 
     def request_checkpoint(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
-        """Recorded before the signal: a task that ends by it is known to have been asked, also if the daemon is killed
-        right after it. If the daemon is killed between the two, the task goes on, which does no harm."""
-        started = self._known(key)
-        if started is None or started.runner.boot_id != self.files.boot_id:
-            return False
-        if self._asked_at(key) == asked_at:
-            return True
-        listeners = self._trees.listeners(key, started, signal)
-        if not listeners:
-            return False
-        try:
-            asked = {"asked_at": asked_at, "signal": int(signal)}
-            records.write(self.files.path(key, records.ASKED), asked, durable=False)
-        except OSError:
-            return False  # a full disk: retried by the caller
-        reached = [procfs.send(pid, start_ticks, signal) for pid, start_ticks in listeners]
-        return any(reached)
+        started = self._of_this_boot(key)
+        return started is not None and self._control.request_checkpoint(key, started, signal, asked_at)
 
-    def _asked_at(self, key: AttemptKey) -> float | None:
-        return (records.read(self.files.path(key, records.ASKED)) or {}).get("asked_at")
+    def pause(self, key: AttemptKey) -> bool:
+        started = self._of_this_boot(key)
+        return started is not None and self._control.pause(key, started)
+
+    def unpause(self, key: AttemptKey) -> bool:
+        started = self._of_this_boot(key)
+        return started is None or self._control.unpause(key, started)
 
     def pids(self, keys: Iterable[AttemptKey]) -> dict[int, AttemptKey]:
-        known = {key: self._known(key) for key in keys}
-        return self._trees.members({k: s for k, s in known.items() if s and s.runner.boot_id == self.files.boot_id})
+        known = {key: self._of_this_boot(key) for key in keys}
+        return self._trees.members({key: started for key, started in known.items() if started is not None})
 
     def _known(self, key: AttemptKey) -> Started | None:
         return self._started.get(key) or self.files.started(key)
+
+    def _of_this_boot(self, key: AttemptKey) -> Started | None:
+        """None if it has not started, or ran before the machine restarted."""
+        started = self._known(key)
+        return started if started is not None and started.runner.boot_id == self.files.boot_id else None
 
     def has_order(self, key: AttemptKey) -> bool:
         return self.files.exists(key)

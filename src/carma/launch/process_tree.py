@@ -10,6 +10,7 @@ The runner itself is never a member: signals are not for it.
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator, Mapping
 
 from carma import procfs
@@ -20,6 +21,8 @@ from carma.procfs import Process
 
 TOKEN_VARIABLE = "CARMA_LAUNCH"
 KILL_ROUNDS = 20  # enough for anything but a fork bomb; a repeated request goes on
+STOP_ROUNDS, STOP_PAUSE_S = 20, 0.005  # a process that gets SIGSTOP stands still some time later
+STOPPED = "Tt"  # states of /proc
 
 ProcessIdentity = tuple[int, int]  # pid and start time
 Table = dict[int, Process]
@@ -70,13 +73,46 @@ class ProcessTrees:
             self._groups.kill(key)
         for _ in range(KILL_ROUNDS if number == signal.SIGKILL else 1):
             table = procfs.processes()
-            members = [table[pid] for pid in self._members(table, {key: started})]
-            new = [one for one in members if (one.pid, one.start_ticks) not in signalled]
+            new = [one for one in self._of(table, key, started) if (one.pid, one.start_ticks) not in signalled]
             if not new:
                 return
-            for one in sorted(new, key=lambda one: sum(1 for _ in ancestors(table, one.pid))):
+            for one in new:
                 procfs.send(one.pid, one.start_ticks, number)
                 signalled.add((one.pid, one.start_ticks))
+
+    def stop(self, key: AttemptKey, started: Started) -> bool:
+        """Freeze the tree, or SIGSTOP from the root down, until no process runs: one may fork before its own turn.
+        False if some still run, for example in an uninterruptible call."""
+        freezer = self._groups.freezer(key) if self._groups is not None else None
+        before: set[int] = set()
+        for _ in range(STOP_ROUNDS):
+            members = self._of(procfs.processes(), key, started)
+            if freezer is not None:
+                pids = {one.pid for one in members}
+                if freezer.freeze(sorted(pids)) and pids == before:
+                    return True
+                before = pids
+            elif not (running := [one for one in members if one.state not in STOPPED]):
+                return True
+            else:
+                for one in running:
+                    procfs.send(one.pid, one.start_ticks, signal.SIGSTOP)
+            time.sleep(STOP_PAUSE_S)
+        return False
+
+    def resume(self, key: AttemptKey, started: Started) -> None:
+        """SIGCONT goes from the leaves up, so that no shell finds its command stopped."""
+        freezer = self._groups.freezer(key) if self._groups is not None else None
+        if freezer is not None:
+            freezer.thaw()
+        for one in reversed(self._of(procfs.processes(), key, started)):
+            if one.state in STOPPED:
+                procfs.send(one.pid, one.start_ticks, signal.SIGCONT)
+
+    def _of(self, table: Table, key: AttemptKey, started: Started) -> list[Process]:
+        """The living processes of one attempt, from the root down."""
+        members = (table[pid] for pid in self._members(table, {key: started}))
+        return sorted(members, key=lambda one: sum(1 for _ in ancestors(table, one.pid)))
 
     def listeners(self, key: AttemptKey, started: Started, number: int) -> list[ProcessIdentity]:
         """Processes that have a handler for the signal and no ancestor that has one. A shell around the program has no

@@ -324,6 +324,7 @@ class SupervisedAttempt:
                 elif not signalled and one.pid not in done:
                     done.add(one.pid)
                     procfs.send(one.pid, one.start_ticks, signal.SIGTERM)
+                    procfs.send(one.pid, one.start_ticks, signal.SIGCONT)  # it may be paused
             time.sleep(PAUSE_S)
 
     def record_exit(self, ending: dict[str, Any], tails: dict[str, str]) -> bool:

@@ -60,6 +60,7 @@ class FakeLauncher:
         self.launched: list[LaunchOrder] = []  # each order once
         self.signals: list[tuple[AttemptKey, int]] = []  # all requested signals, also without effect
         self.released: list[AttemptKey] = []
+        self.paused: set[AttemptKey] = set()  # attempts that stand still
         self.checkpoint_requests: list[tuple[AttemptKey, int]] = []  # delivered requests, each once
 
     def launch(self, order: LaunchOrder) -> None:
@@ -95,6 +96,7 @@ class FakeLauncher:
         run = self._runs.get(key)
         if run is None or signal in _HARMLESS or (signal in run.plan.ignores and signal != signals.SIGKILL):
             return
+        self.paused.discard(key)
         run.end(Failed(128 + signal, f"ended by {name_of(signal)}"), time.time())
 
     def request_checkpoint(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
@@ -105,6 +107,17 @@ class FakeLauncher:
             run.asked_at = asked_at
             self.checkpoint_requests.append((key, signal))
             run.end(Succeeded(), time.time() + run.plan.saves_in_s)
+        return True
+
+    def pause(self, key: AttemptKey) -> bool:
+        run = self._runs.get(key)
+        if run is None or run.ended() != (None, None):
+            return False
+        self.paused.add(key)
+        return True
+
+    def unpause(self, key: AttemptKey) -> bool:
+        self.paused.discard(key)
         return True
 
     def pids(self, keys: Iterable[AttemptKey]) -> dict[int, AttemptKey]:

@@ -37,6 +37,10 @@ def _indices(state: State) -> list[str]:
         "between attempts": (state.between_attempts, between),
         "asked to save": (state.preempting, asked),
         "tracked": (set(state.tracks), set(active.values())),
+        "pauses of tracks": (
+            {key: track.pause_began_at for key, track in state.tracks.items() if track.pause_began_at is not None},
+            {t.key: t.paused.at for t in tasks if t.paused is not None},
+        ),
         "held by GPUs": (held, wanted),
         "impossible": (state.impossible, impossible),
         "deadlines": (state.deadlines, deadlines),
@@ -78,6 +82,9 @@ def _tasks(state: State) -> list[str]:
             gpus = task.status.placement.gpus
             if len(set(gpus)) != len(gpus) or len(gpus) != task.spec.gpus:
                 broken.append(f"task {task.id} wants {task.spec.gpus} distinct GPUs and has {gpus}")
+        reacts = isinstance(task.status, Running) and (task.status.ending or task.status.preempting)
+        if task.paused is not None and reacts:
+            broken.append(f"task {task.id} is paused, so it cannot react: {task.status!r}")
         if isinstance(task.status, Finished) and task.id in state.overtaken:
             broken.append(f"task {task.id} is finished and counted as overtaken")
         broken.extend(_preempted(task))

@@ -177,6 +177,25 @@ class LauncherContract:
         assert look(subject.launcher, key(2)) == subject.launcher.poll([key(2)])[0]
         assert subject.launcher.pids([key(1), key(2)]) == {pid: key(2)}
 
+    def test_a_paused_attempt_goes_on_after_its_pause_and_twice_is_once(self, subject: LauncherSubject) -> None:
+        subject.launch("runs")
+        pid = until_running(subject.launcher, key())
+        until(lambda: subject.launcher.pause(key()))
+        assert subject.launcher.pause(key())
+        assert look(subject.launcher, key()).outcome is None
+        assert subject.launcher.unpause(key())
+        assert subject.launcher.unpause(key())
+        assert subject.launcher.pids([key()]) == {pid: key()}
+        assert not subject.launcher.pause(key(8))
+        assert subject.launcher.unpause(key(8)), "nothing is left to do"
+
+    def test_a_signal_that_stops_a_paused_attempt_ends_it(self, subject: LauncherSubject) -> None:
+        subject.launch("runs")
+        until_running(subject.launcher, key())
+        until(lambda: subject.launcher.pause(key()))
+        subject.launcher.signal(key(), signal.SIGTERM)
+        assert until_ended(subject.launcher, key()) == Failed(143, "ended by SIGTERM")
+
     def test_an_attempt_with_a_handler_gets_the_checkpoint_signal_and_ends(self, subject: LauncherSubject) -> None:
         subject.launch("saves")
         until_running(subject.launcher, key())

@@ -53,6 +53,10 @@ class PreemptRequest(Request, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class PauseRequest(Request, frozen=True, kw_only=True):
+    reason: str = ""
+
+
 class UpdateRequest(Request, frozen=True, kw_only=True):
     name: str | None = None
     priority: int | None = None
@@ -127,6 +131,7 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     placed_mib: int | None = None  # first booking, if the booking has shrunk since
     used_s: float | None = None  # GPU-seconds since its first use, over which `activity` is the mean; None: unknown
     progress: ProgressView = ProgressView()
+    paused_s: float = 0.0  # in all pauses; not part of the run time
 
 
 class TaskView(Answer, frozen=True, kw_only=True):
@@ -137,7 +142,7 @@ class TaskView(Answer, frozen=True, kw_only=True):
     user: str
     uid: int
     state: str  # estimating, queued, starting, running, recovering, finished
-    code: str  # PD, H, R, CG, CD, F, OOM, CA, TO, LO, DI, NF: similar to Slurm
+    code: str  # PD, H, R, S (paused), CG, CD, F, OOM, CA, TO, LO, DI, NF: similar to Slurm
     outcome: Outcome | None
     reason: str  # why it waits or how it ended; "" while it runs
     reason_code: str = ""
@@ -173,7 +178,8 @@ class TaskView(Answer, frozen=True, kw_only=True):
     checkpoint_signal: int | None = None  # signal on which it saves and ends; None: it cannot save on request
     checkpoint_grace_s: float | None = None  # time for saving
     asked_to_save_at: float | None = None  # of a running task: time of the preemption request
-    ran_s: float | None = None  # run time of its newest attempt so far; None: it never started
+    paused_at: float | None = None  # None: it is not paused
+    ran_s: float | None = None  # run time of its newest attempt so far, without pauses; None: it never started
     progress: ProgressView = ProgressView()  # of its newest attempt
 
 
@@ -235,6 +241,7 @@ class GpuView(ActivityView, frozen=True, kw_only=True):
     activity_source: ActivitySource = "none"
     drained: bool = False
     progress: dict[int, ProgressView] = {}  # of each task on it
+    paused: tuple[int, ...] = ()  # those of the tasks that are paused
 
 
 class ServerView(Answer, frozen=True, kw_only=True):

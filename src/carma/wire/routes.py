@@ -93,6 +93,8 @@ ROUTES: tuple[Route, ...] = (
     Route("release", "POST", "/tasks/{id}/release", "owner", "Release a held task.", None, t.Done),
     Route("retry", "POST", "/tasks/{id}/retry", "owner", "Queue a finished task again.", t.RetryRequest, t.Done),
     Route("preempt", "POST", "/tasks/{id}/preempt", "owner", "Preempt a running task.", t.PreemptRequest, t.Done),
+    Route("pause", "POST", "/tasks/{id}/pause", "owner", "Pause a running task.", t.PauseRequest, t.Done),
+    Route("unpause", "POST", "/tasks/{id}/unpause", "owner", "Let a paused task continue.", None, t.Done),
     Route("update", "PATCH", "/tasks/{id}", "owner", "Change a waiting task.", t.UpdateRequest, t.TaskView),
     _get("gpus", "/gpus", "The GPUs with their activity and tasks.", list[t.GpuView]),
     Route("drain", "POST", "/gpus/drain", "admin", "Drain a GPU or the server.", t.DrainRequest, t.Done),

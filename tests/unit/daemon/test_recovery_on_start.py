@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
 import pytest
@@ -21,8 +21,10 @@ from carma.core.model.events import (
     Durable,
     PreemptionRequested,
     StopRequested,
+    TaskPaused,
     TaskPlaced,
     TaskSubmitted,
+    TaskUnpaused,
 )
 from carma.core.model.outcome import Cancelled, Failed, Outcome, Preempted, Succeeded
 from carma.core.model.settings import Rules
@@ -107,6 +109,14 @@ class MortalLauncher(FakeLauncher):
         with self.fate.step():
             super().signal(key, signal)
 
+    def pause(self, key: AttemptKey) -> bool:
+        with self.fate.step():
+            return super().pause(key)
+
+    def unpause(self, key: AttemptKey) -> bool:
+        with self.fate.step():
+            return super().unpause(key)
+
     def request_checkpoint(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
         with self.fate.step():
             return super().request_checkpoint(key, signal, asked_at)
@@ -139,7 +149,10 @@ class OneGpu:
         pass
 
 
-async def one_life(store: MortalStore, launcher: MortalLauncher, fate: Fate) -> bool:
+Work = Callable[[Shell, Loop, Any], Coroutine[Any, Any, None]]
+
+
+async def one_life(store: MortalStore, launcher: MortalLauncher, fate: Fate, work: Work | None = None) -> bool:
     """One life of the daemon, until all is done (True) or until it is killed (False)."""
     store.fate = launcher.fate = fate
     loaded = store.load()
@@ -154,7 +167,7 @@ async def one_life(store: MortalStore, launcher: MortalLauncher, fate: Fate) -> 
     )
     loop = Loop(shell, make_executor(shell, launcher), OneGpu(), period_s=0.02)
     running = asyncio.create_task(loop.run())
-    ending = asyncio.create_task(_work(shell, loop, replayed))
+    ending = asyncio.create_task((work or _work)(shell, loop, replayed))
     dead = asyncio.create_task(asyncio.to_thread(fate.dead.wait, LIMIT_S))
     await asyncio.wait({ending, dead}, return_when=asyncio.FIRST_COMPLETED)
     alive = not fate.dead.is_set()
@@ -245,6 +258,39 @@ def test_after_a_kill_at_any_step_nothing_is_lost_and_nothing_is_done_twice(
     assert whole.steps > 15
     for number in range(1, whole.steps + 1):
         check(*lives(Fate(number, after)))
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_after_a_kill_between_a_pause_and_its_effect_the_processes_are_as_the_state_says(after: bool) -> None:
+    """Also between the end of a pause and its effect: the next daemon makes up for whatever was left."""
+
+    async def life(store: MortalStore, launcher: MortalLauncher, fate: Fate, key: AttemptKey) -> None:
+        async def work(shell: Shell, loop: Loop, replayed: Any) -> None:
+            await reconcile(shell, loop, replayed)
+            if not shell.state.tasks:
+                spec = TaskSpec(command=("x",), directory="/", gpu_memory_mib=100)
+                await shell.commit([TaskSubmitted(shell.clock.now(), key.task, OWNER, spec)])
+            await shell.wait_for(lambda state: isinstance(state.tasks[key.task].status, Running), LIMIT_S)
+            for event in (TaskPaused, TaskUnpaused) if key.task not in paused else ():
+                paused.append(key.task)
+                await shell.commit([event(shell.clock.now(), key.task, "ada")])
+            while (key in launcher.paused) != (shell.state.tasks[key.task].paused is not None):
+                await asyncio.sleep(0.001)
+
+        paused: list[TaskId] = []
+        if not await one_life(store, launcher, fate, work):
+            paused.append(key.task)
+            assert await one_life(store, launcher, Fate(None), work)
+
+    def lives_of(fate: Fate) -> Fate:
+        store, launcher = MortalStore(), MortalLauncher()
+        asyncio.run(asyncio.wait_for(life(store, launcher, fate, AttemptKey(DEAF, 1)), LIMIT_S))
+        return fate
+
+    whole = lives_of(Fate(None))
+    assert whole.steps >= 8
+    for number in range(1, whole.steps + 1):
+        lives_of(Fate(number, after))
 
 
 def test_a_stop_from_before_a_restart_gets_no_second_grace_period() -> None:

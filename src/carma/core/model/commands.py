@@ -42,4 +42,12 @@ class PreemptAttempt(Record, frozen=True, tag=True):
     asked_at: float
 
 
-Command = EstimateTask | LaunchAttempt | StopAttempt | WarnAttempt | PreemptAttempt
+class SetPaused(Record, frozen=True, tag=True):
+    """Stop the processes of the attempt, or let them continue. Neither is visible to the program as a signal that it
+    could handle."""
+
+    key: AttemptKey
+    paused: bool
+
+
+Command = EstimateTask | LaunchAttempt | StopAttempt | WarnAttempt | PreemptAttempt | SetPaused

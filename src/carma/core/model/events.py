@@ -175,6 +175,21 @@ class PreemptionMissed(Event, frozen=True, tag="preemption_missed"):
     task: TaskId
 
 
+class TaskPaused(Event, frozen=True, tag="task_paused"):
+    """The processes of a running task are to stand still: at the request of a user, or of CARMA itself."""
+
+    task: TaskId
+    by: str
+    reason: str = ""
+    until: float | None = None
+
+
+class TaskUnpaused(Event, frozen=True, tag="task_unpaused"):
+    task: TaskId
+    by: str
+    reason: str = ""
+
+
 class TaskHeld(Event, frozen=True, tag="task_held"):
     task: TaskId
 
@@ -238,6 +253,8 @@ TaskEvent = (
     | TaskWarned
     | PreemptionRequested
     | PreemptionMissed
+    | TaskPaused
+    | TaskUnpaused
     | TaskHeld
     | TaskReleased
     | TaskRetried

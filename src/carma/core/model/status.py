@@ -27,6 +27,15 @@ class Preempting(Record, frozen=True, kw_only=True):
     room_for: TaskId | None = None  # the waiting task that is to start in its place
 
 
+class Paused(Record, frozen=True, kw_only=True):
+    """The processes of a running attempt stand still. It keeps its memory and its booking."""
+
+    at: float
+    by: str
+    reason: str = ""
+    until: float | None = None  # at the latest; None: until its user continues it
+
+
 class Estimating(Record, frozen=True, tag="estimating", tag_field="state"):
     since: float
     held: bool = False
@@ -52,6 +61,7 @@ class Running(Record, frozen=True, tag="running", tag_field="state"):
     ending: Ending | None = None
     warned: bool = False
     preempting: Preempting | None = None
+    paused: Paused | None = None
     stayed_at: float | None = None  # end of the last grace period in which it did not leave
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from carma.core.model.decision import Verdict
 from carma.core.model.outcome import Outcome
-from carma.core.model.status import Estimating, Finished, Status
+from carma.core.model.status import Estimating, Finished, Paused, Running, Status
 from carma.core.model.values import (
     Activity,
     Alone,
@@ -51,6 +51,7 @@ class Attempt(Record, frozen=True, kw_only=True):
     confinement: Confinement | None = None
     settled: bool = False  # on all of its GPUs, as last stored
     progress: StepProgress | None = None  # None: no step was counted
+    paused_s: float = 0.0  # in all ended pauses
 
     @property
     def own_energy_j(self) -> float | None:
@@ -75,6 +76,15 @@ class Task(Record, frozen=True, kw_only=True):
     @property
     def awaits_estimate(self) -> bool:
         return isinstance(self.status, Estimating) or (self.estimate_pending and not isinstance(self.status, Finished))
+
+    @property
+    def paused(self) -> Paused | None:
+        return self.status.paused if isinstance(self.status, Running) else None
+
+    def paused_s(self, now: float) -> float:
+        """Seconds for which the newest attempt has stood still until now."""
+        paused = self.paused
+        return self.attempts[-1].paused_s + (0.0 if paused is None else max(0.0, now - paused.at))
 
     @property
     def key(self) -> AttemptKey:

@@ -106,6 +106,7 @@ class TaskSpec(Record, frozen=True, kw_only=True):
     threads_percent: int | None = None  # share of the SMs under MPS; None: all
     checkpoint: SaveSignal | None = None  # None: the task cannot save on request
     progress: bool = True  # whether its optimizer steps are counted
+    pause: bool = True  # whether CARMA itself may pause it; its user always may
 
 
 class Demand(Record, frozen=True, omit_defaults=True):

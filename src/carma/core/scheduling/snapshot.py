@@ -181,7 +181,7 @@ def _progress(task: Task, track: Track | None, gpu: GpuId, activity_ratio: float
         return not_begun(task.attempts[-1].placed_at, alone_s)
     elsewhere = min((rate for other, rate in track.rates.items() if other != gpu), default=1.0)
     rate = min(1.0, track.rate * activity_ratio)
-    return Progress(track.began_at, track.done_s, track.paced_at, rate, alone_s, elsewhere)
+    return Progress(track.began_at + track.paused_s, track.done_s, track.paced_at, rate, alone_s, elsewhere)
 
 
 def not_begun(at: float, alone_s: float | None) -> Progress:
@@ -196,7 +196,9 @@ class WarmingUp(NamedTuple):
 
 
 def warming_up(seen: AttemptOnGpu | None, task: Task, rules: Rules, now: float) -> WarmingUp | None:
-    """None once the attempt has settled on the GPU (see observe.py for what settles it)."""
+    """None once the attempt has settled on the GPU (see observe.py for what settles it). A pause does not count."""
+    if task.paused is not None:
+        now = min(now, task.paused.at)
     until = warm_until(seen, task, rules)
     if now >= until:
         return None
@@ -222,9 +224,10 @@ def warm_until(seen: AttemptOnGpu | None, task: Task, rules: Rules) -> float:
     if isinstance(status, Starting):
         return inf
     assert isinstance(status, Running)
-    until = status.since + rules.warmup.limit_s
+    since = status.since + task.attempts[-1].paused_s
+    until = since + rules.warmup.limit_s
     if seen is None or seen.first_at is None:
-        until = min(until, status.since + rules.warmup.idle_s)
+        until = min(until, since + rules.warmup.idle_s)
     return until
 
 
@@ -253,19 +256,23 @@ def _should_end(task: Task, track: Track | None, rules: Rules) -> float:
     if alone_s is not None and track is not None and track.began_at is not None:
         return track.paced_at + max(0.0, alone_s - track.done_s) / track.rate
     start = attempt.started_at if attempt.started_at is not None else attempt.placed_at
-    return start + expected_runtime_s(task, rules)
+    return start + attempt.paused_s + expected_runtime_s(task, rules)
 
 
 def expected_end(task: Task, track: Track | None, rules: Rules, now: float) -> tuple[float, EndDoubt | None]:
     """Expected end, at most at the time limit. A task that overran it is expected to run half its time so far more."""
     attempt = task.attempts[-1]
     start = attempt.started_at if attempt.started_at is not None else attempt.placed_at
-    end, doubt = _should_end(task, track, rules), end_doubt(task)
+    still_s = 0.0 if task.paused is None else max(now, task.paused.until or now) - task.paused.at
+    end, doubt = _should_end(task, track, rules) + still_s, end_doubt(task)
+    if task.paused is not None and task.paused.until is None and doubt is None:
+        doubt = "assumed"  # as if its user continued it now
     if end <= now:
         end = now + max(1.0, 0.5 * (now - start))
         doubt = "estimate_over" if doubt is None else "assumed_over"
-    certain = min(inf if task.spec.time_limit_s is None else start + task.spec.time_limit_s, _leaves_at(task))
-    return (max(certain, now), None) if certain <= end else (end, doubt)
+    limit_at = inf if task.spec.time_limit_s is None else start + attempt.paused_s + still_s + task.spec.time_limit_s
+    certain = min(limit_at, _leaves_at(task))
+    return (max(certain, now), doubt if still_s else None) if certain <= end else (end, doubt)
 
 
 def end_doubt(task: Task) -> EndDoubt | None:
@@ -285,9 +292,9 @@ def same_until(state: State, view: GpuView, now: float) -> float:
     # After that the newest sample may count as none.
     until = inf if view.newest is None else view.newest.at + state.rules.window.stale_s - EARLY_S
     for holder in view.holders:
-        if holder.warming is not None:
-            return now
         task, track = state.tasks[holder.key.task], state.tracks.get(holder.key)
+        if holder.warming is not None or task.paused is not None:
+            return now
         until = min(until, _should_end(task, track, state.rules), _leaves_at(task))
     return until
 

@@ -111,7 +111,11 @@ def _distribute(
 def members_of(state: State, holders: Sequence[Member], held: Held, sample: GpuSample) -> Members:
     """The attempts on the GPU when the sample was taken, by their memory."""
     if sample.processes is None:  # unknown: all running attempts
-        running = [member for member in holders if isinstance(state.tasks[member.key.task].status, Running)]
+        running = [
+            member
+            for member in holders
+            if isinstance(state.tasks[member.key.task].status, Running) and member.track.pause_began_at is None
+        ]
         members = Members(running, [], foreign=False)
         members.shares = _known_shares(members, sample)
         return members
@@ -121,6 +125,8 @@ def members_of(state: State, holders: Sequence[Member], held: Held, sample: GpuS
     for member in holders:
         listed = member.key in held
         others -= listed
+        if member.track.pause_began_at is not None:
+            continue  # neither activity nor time counts for it
         if listed and member.seen.now_mib != 0:
             present.append(member)
         elif member.seen.first_at is not None:

@@ -137,6 +137,8 @@ class Track:
     used_s: float = 0.0  # GPU-seconds since its first use
     alone_s: float | None = None  # estimated run time alone
     began_at: float | None = None
+    paused_s: float = 0.0  # in all ended pauses
+    pause_began_at: float | None = None  # None: it is not paused
     done_s: float = 0.0  # progress at `paced_at`, in seconds of run time alone (pace.py)
     paced_at: float = 0.0
     rate: float = 1.0  # predicted speed; 1: as fast as alone
@@ -156,7 +158,26 @@ class Track:
     def done_by(self, at: float, activity_ratio: float = 1.0) -> float:
         if self.began_at is None:
             return 0.0
+        if self.pause_began_at is not None:
+            return self.done_s
         return self.done_s + min(1.0, self.rate * activity_ratio) * max(0.0, at - self.paced_at)
+
+    def ran_s(self, at: float) -> float:
+        """Run time until then, without pauses."""
+        until = at if self.pause_began_at is None else min(at, self.pause_began_at)
+        return 0.0 if self.began_at is None else max(0.0, until - self.began_at - self.paused_s)
+
+    def continue_at(self, at: float) -> None:
+        """The pause ends. It does not count as time without memory growth, nor as a step that takes long."""
+        if self.pause_began_at is None:
+            return
+        lasted_s = max(0.0, at - self.pause_began_at)
+        self.pause_began_at = None
+        self.paused_s += lasted_s
+        self.step_record.points.clear()
+        for seen in self.on.values():
+            seen.first_at = None if seen.first_at is None else seen.first_at + lasted_s
+            seen.grown_at = None if seen.grown_at is None else seen.grown_at + lasted_s
 
     def advance_to(self, at: float, activity_ratio: float) -> None:
         self.done_s = self.done_by(at, activity_ratio)

@@ -9,13 +9,14 @@ energy.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 from carma.core.model.events import MemoryObserved
 from carma.core.model.status import Running
 from carma.core.model.task import Attempt
 from carma.core.model.values import AttemptKey, GpuId, GpuSample, TaskId
 from carma.core.state import State, in_order
-from carma.core.telemetry import attribution, booking_shrink, inferred_activity, pace
+from carma.core.telemetry import attribution, booking_shrink, inferred_activity, pace, step_rates
 from carma.core.telemetry.measurements import AttemptOnGpu, Live, Member
 from carma.core.telemetry.window import given
 
@@ -46,7 +47,7 @@ def take(state: State, sample: GpuSample) -> None:
         _observe_memory_of_all(state, live, holders, before, sample, newest)
     _note_unused(state, holders, sample)
     for member in holders:
-        if _settled(state, member.seen, live, sample):
+        if member.track.pause_began_at is None and _settled(state, member.seen, live, sample):
             member.seen.settled_at = at
     if sample.fault is None:
         members = live.newest_members or attribution.members_of(state, holders, live.held, sample)
@@ -84,12 +85,21 @@ def _note_unused(state: State, holders: list[Member], sample: GpuSample) -> None
     attempt counts as using it: it may have begun since the previous sample."""
     changed = False
     for member in holders:
-        began_at, seen = member.track.began_at, member.seen
-        idle = seen.first_at is None and began_at is not None and sample.at - began_at >= UNUSED_S
+        seen = member.seen
+        idle = seen.first_at is None and member.track.ran_s(sample.at) >= UNUSED_S
         unused = idle and sample.processes is not None
         changed, seen.unused = changed or unused != seen.unused, unused
     if changed and len(holders) > 1:
         pace.regroup(state, (sample.gpu,), sample.at)
+
+
+def membership_changed(state: State, gpus: Collection[GpuId], at: float) -> None:
+    """An attempt came to these GPUs or left them, or was paused or continued: older samples and rates show another
+    group."""
+    for gpu in gpus:
+        state.live_of(gpu).since = at
+    step_rates.neighbours_changed(state, gpus)
+    pace.regroup(state, gpus, at)
 
 
 def take_memory(state: State, sample: GpuSample) -> None:

@@ -29,7 +29,10 @@ MOST_S = 15.0  # maximum weight of one sample, however long ago the previous one
 
 
 def belief(task: Task, seen: AttemptOnGpu | None) -> Demand | None:
-    """The known demand of a task: from its estimate, from observation, or from an earlier attempt."""
+    """The known demand of a task: from its estimate, from observation, or from an earlier attempt. A paused task has
+    none."""
+    if task.paused is not None:
+        return NO_DEMAND
     known = seen is not None and seen.solo.seconds >= BELIEVED_S
     estimated = task.estimate.demand if task.estimate is not None else None
     if estimated is not None and not (known and seen is not None and _contradicts(task, seen, estimated)):
@@ -160,10 +163,10 @@ def _believed(task: Task, seen: AttemptOnGpu) -> Demand | None:
 def alone_of(track: Track, now: float) -> Alone | None:
     """What is stored of the demand and the speed of an attempt."""
     known = [seen.solo.demand for seen in track.on.values() if seen.solo.seconds >= BELIEVED_S]
-    if not known or track.began_at is None or now <= track.began_at:
+    if not known or track.ran_s(now) <= 0.0:
         return None
     most = max(known, key=lambda demand: demand.sm_active)  # its busiest GPU
-    pace = min(1.0, track.done_by(now) / (now - track.began_at))
+    pace = min(1.0, track.done_by(now) / track.ran_s(now))
     return Alone(demand=_rounded(most), pace=round(pace, 4))
 
 

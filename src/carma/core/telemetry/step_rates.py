@@ -50,7 +50,7 @@ def _follow(state: State, key: AttemptKey, track: Track, point: StepPoint) -> No
     elif point.at <= record.newest.at:  # the last steps of a process, whose time is not known
         record.newest = StepPoint(record.newest.at, point.steps)
         return
-    else:
+    elif record.points:  # else the first one after a pause
         _count(record, point)
     record.points.append(point)
     record.newest = point
@@ -142,6 +142,8 @@ def alone_rate(task: Task, attempt: Attempt, track: Track | None) -> float | Non
 def slowdown(state: State, task: Task, attempt: Attempt) -> Slowdown | None:
     """Of a running attempt now, of an ended one on average; None if unknown."""
     track = state.tracks.get(AttemptKey(task.id, attempt.number))
+    if track is not None and track.pause_began_at is not None:
+        return None
     if track is None:
         per_s = attempt.progress.per_s if attempt.progress is not None else None
     else:

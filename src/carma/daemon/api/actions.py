@@ -1,4 +1,5 @@
-"""The routes that change something: submit, cancel, hold, release, retry, preempt, update, drain, resume.
+"""The routes that change something: submit, cancel, hold, release, retry, preempt, pause, unpause, update, drain,
+resume.
 
 Each checks the state inside `Shell.change`, in the same step in which its events are committed, so that two actions on
 one task cannot contradict each other. An event that cannot follow the earlier ones must never be created here.
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from carma.core import pausing
 from carma.core import preemption as preempt
 from carma.core.model import events as e
 from carma.core.model import status as s
@@ -179,6 +181,28 @@ class Actions(Handlers):
         has = f"it has {show_s(saves.grace_s)}, {then}"
         return t.Done(note=f"task {call.task} is asked to save (signal {saves.signal}); {has}")
 
+    async def pause(self, call: ApiCall) -> t.Done:
+        request: t.PauseRequest = call.body
+        checks.check_comment(request.reason)
+
+        def decide(state: State, task: Task, now: float) -> Sequence[e.Durable]:
+            _check_pause(state, task)
+            by_user = task.paused is not None and task.paused.by != pausing.CARMA
+            return () if by_user else [e.TaskPaused(now, task.id, call.who.name, request.reason)]
+
+        before = await self._change_task(call, decide)
+        note = "" if before.spec.pause else " (--no-pause keeps only CARMA from it)"
+        return t.Done(note=f"task {call.task} is paused{note}; it keeps its memory: `carma unpause` continues it")
+
+    async def unpause(self, call: ApiCall) -> t.Done:
+        def decide(_state: State, task: Task, now: float) -> Sequence[e.Durable]:
+            if not isinstance(task.status, s.Running):
+                raise WrongState(f"task {task.id} is {s.state_name(task.status)}; only a paused task can be continued")
+            return () if task.paused is None else [e.TaskUnpaused(now, task.id, call.who.name)]
+
+        await self._change_task(call, decide)
+        return t.Done(note=f"task {call.task} continues")
+
     async def update(self, call: ApiCall) -> t.TaskView:
         request: t.UpdateRequest = call.body
 
@@ -254,6 +278,24 @@ def _check_preempt(task: Task, *, hold: bool) -> None:
         raise WrongState(f"task {task.id} is being stopped: {describe(status.ending)}")
     if status.preempting is not None and (status.preempting.hold or not hold):
         raise WrongState(f"task {task.id} was already asked to save", "`carma show` says when and by whom")
+
+
+def _check_pause(state: State, task: Task) -> None:
+    """Raises WrongState if the task cannot be paused."""
+    status = task.status
+    if not isinstance(status, s.Running):
+        waiting = isinstance(status, s.Queued | s.Estimating)
+        hint = f"`carma hold {task.id}` keeps it from starting" if waiting else ""
+        raise WrongState(f"task {task.id} is {s.state_name(status)}; only a running task can be paused", hint)
+    if status.ending is not None:
+        raise WrongState(f"task {task.id} is being stopped: {describe(status.ending)}")
+    if status.preempting is not None:
+        raise WrongState(f"task {task.id} was asked to save and leave", "pause it again if it stays")
+    if (reason := pausing.unpausable(state, task)) is not None:
+        raise WrongState(
+            f"task {task.id} cannot be paused: {reason}, and they end if one of them does not answer",
+            "a task that saves checkpoints can be preempted: `carma preempt`",
+        )
 
 
 def _check_update(request: t.UpdateRequest, task: Task, state: State, who: Identity) -> None:

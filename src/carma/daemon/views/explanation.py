@@ -50,6 +50,8 @@ def explanation(task: Task, context: ViewContext) -> t.Explanation:
         decision = explain(state, task.id, context.now)
         reason, decided = decision.reason or view.reason, decision.reason if shown is not None else ""
         verdicts = decision.verdicts
+        if task.paused is not None:
+            reason = view.reason
     needs = shown.placement.booking if shown is not None else ask_of(task, state)
     return t.Explanation(
         task=task.id,

@@ -61,6 +61,7 @@ def _gpu_view(view: GpuView, state: State) -> t.GpuView:
         metrics=gpu.capabilities.source,
         drained=SERVER in state.drained or gpu.id in state.drained,
         activity_source=source_of(gpu, newest),
+        paused=tuple(task.id for task in _tasks_on(view, state) if task.paused is not None),
         progress={task.id: progress_view(task, task.attempts[-1], state) for task in _tasks_on(view, state)},
         **{metric: _mean(state, view, metric) for metric in ACTIVITY_METRICS},
     )

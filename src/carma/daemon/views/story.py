@@ -19,6 +19,7 @@ from carma.core.model.status import Ending, Preempting, effective_ending
 from carma.core.model.task import Task
 from carma.core.model.units import show_count, show_mib, show_s
 from carma.core.model.values import Booking, Confinement, Gpu, GpuId, Placement, TaskId, tag_of
+from carma.core.pausing import CARMA
 from carma.wire.api_types import StoryLine
 from carma.wire.sharing_text import guards_phrase, mechanism_phrase
 
@@ -157,6 +158,10 @@ def _of_task(event: e.TaskEvent, whole: bool) -> str:
             return f"warned with signal {signal}: its time limit is near"
         case e.PreemptionRequested():
             return _asked_to_save(event, whole)
+        case e.TaskPaused():
+            return f"paused by {event.by}{_for_owner(event, whole)}" + _at_most(event.at, event.until)
+        case e.TaskUnpaused():
+            return f"continued by {event.by}{_for_owner(event, whole)}"
         case e.TaskRetried(fresh=fresh):
             return "queued again on request" + ("; the booking that recovery had found is discarded" if fresh else "")
         case e.TaskChanged():
@@ -172,6 +177,15 @@ def _asked_to_save(event: e.PreemptionRequested, whole: bool) -> str:
     held = "; held afterwards" if event.hold else ""
     what = f"signal {event.signal}, to save a checkpoint and end within {show_s(event.grace_s)}"
     return f"preemption requested by {event.by}{reason}: {what}{held}"
+
+
+def _for_owner(event: e.TaskPaused | e.TaskUnpaused, whole: bool) -> str:
+    """The reason: one that a user wrote is for the owner only."""
+    return f": {event.reason}" if event.reason and (whole or event.by == CARMA) else ""
+
+
+def _at_most(at: float, until: float | None) -> str:
+    return "" if until is None else f"; for at most {show_s(until - at)}"
 
 
 def _estimated(event: e.TaskEstimated, whole: bool) -> str:

@@ -14,6 +14,7 @@ from carma.core.model import status as s
 from carma.core.model.task import Attempt, Task
 from carma.core.model.units import show_s
 from carma.core.model.values import AttemptKey, Estimate, GpuId, TaskId, TaskSpec
+from carma.core.pausing import CARMA
 from carma.core.scheduling.eligibility import Waiting, ask_of
 from carma.core.scheduling.explanation import waiting
 from carma.core.state import State
@@ -59,6 +60,8 @@ def code_of(status: s.Status) -> str:
             return "H"
         case s.Estimating() | s.Queued() | s.Ended() | s.Recovering():
             return "PD"
+        case s.Running(paused=paused) if paused is not None:
+            return "S"
         case s.Starting(ending=ending) | s.Running(ending=ending):
             return "R" if ending is None else "CG"
         case s.Finished(outcome=outcome):
@@ -112,6 +115,7 @@ def task_view(task: Task, context: ViewContext, why: Waiting | None) -> t.TaskVi
         ended_at=status.at if isinstance(status, s.Finished) else None,
         reserved_start_at=why.reserved_start_at if why is not None else None,
         asked_to_save_at=asked.at if asked is not None else None,
+        paused_at=task.paused.at if task.paused is not None else None,
         energy_j=_known_sum(attempt.energy_j for attempt in attempts),
     )
 
@@ -160,9 +164,11 @@ def _needs_mib(task: Task, context: ViewContext) -> int | None:
 
 
 def _ran_s(attempt: t.AttemptView, now: float) -> float | None:
+    """Without pauses."""
     if attempt.started_at is None:
         return None
-    return max(0.0, (now if attempt.ended_at is None else attempt.ended_at) - attempt.started_at)
+    until = now if attempt.ended_at is None else attempt.ended_at
+    return max(0.0, until - attempt.started_at - attempt.paused_s)
 
 
 def _reason(task: Task, why: Waiting | None, may_see: bool, now: float) -> tuple[str, str]:
@@ -177,6 +183,11 @@ def _reason(task: Task, why: Waiting | None, may_see: bool, now: float) -> tuple
             why_asked = f": {asked.reason}" if asked.reason and public else ""
             ago = show_s(max(0.0, now - asked.at))
             return "Saving", f"asked to save a checkpoint {ago} ago by {asked.by}{why_asked}"
+        case s.Running(paused=paused) if paused is not None:
+            public = may_see or paused.by == CARMA  # a reason that a user wrote is for the owner only
+            left = "" if paused.until is None else f"; for at most {show_s(max(0.0, paused.until - now))} more"
+            why_paused = f": {paused.reason}" if paused.reason and public else ""
+            return "Paused", f"paused by {paused.by} {show_s(max(0.0, now - paused.at))} ago{why_paused}{left}"
         case s.Running(stayed_at=stayed_at) if stayed_at is not None:
             ago = show_s(max(0.0, now - stayed_at))
             return "Stayed", f"was asked to save a checkpoint and did not end in time, {ago} ago"
@@ -229,6 +240,7 @@ def _attempt_view(task: Task, attempt: Attempt, context: ViewContext, may_see: b
         guards=() if confinement is None else tuple(mirrored(t.GuardView, guard) for guard in confinement.guards),
         note=confinement.note if confinement is not None and may_see else "",
         progress=progress_view(task, attempt, context.state),
+        paused_s=task.paused_s(context.now) if attempt is task.attempts[-1] else attempt.paused_s,
     )
 
 
