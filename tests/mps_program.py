@@ -24,7 +24,8 @@ from carma.launch.mps_control import CONTROL, SERVER
 from carma.testing.launcher_contract import until
 from tests.launch_orders import gone
 
-# `refuse`: -d fails. `hang`: the program never returns. `no-servers`: servers die at once. `deaf`: quit does nothing.
+# `clients`: the pids that it lists. `refuse`: -d fails. `hang`: the program never returns. `no-servers`: servers die at
+# once. `deaf`: quit does nothing.
 _CONTROL = r"""#!/bin/sh
 here=${0%/*}
 pipes=$CUDA_MPS_PIPE_DIRECTORY
@@ -70,6 +71,8 @@ case $1 in
         case $word in
         get_server_list) cat "$pipes/servers" 2> /dev/null ;;
         get_server_status) echo ACTIVE ;;
+        get_client_list) cat "$here/clients" 2> /dev/null ;;
+        terminate_client) kill -0 "${rest#* }" && echo "$rest" >> "$here/terminated" ;;
         *) echo "$word $rest" > "$pipes/control" ;;
         esac
     done
@@ -99,6 +102,15 @@ class Program:
             (self.folder / how).touch()
         else:
             (self.folder / how).unlink()
+
+    @property
+    def terminated(self) -> list[str]:
+        """`SERVER CLIENT` of each client that was alive when it was terminated."""
+        path = self.folder / "terminated"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def has_clients(self, *pids: int) -> None:
+        (self.folder / "clients").write_text("".join(f"{pid}\n" for pid in pids))
 
     @property
     def starts(self) -> int:

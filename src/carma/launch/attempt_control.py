@@ -1,7 +1,8 @@
-"""What the launcher does to the processes of a running attempt besides signals that stop it.
+"""What the launcher does to the processes of a running attempt, and its records of that.
 
-1. Requests to save a checkpoint.
-2. Pauses. Each is recorded before its effect, so that a daemon that was killed in between can end it.
+1. The record of the signals that stop it.
+2. Requests to save a checkpoint.
+3. Pauses. Each is recorded before its effect, so that a daemon that was killed in between can end it.
 
 A pause freezes processes in a cgroup of version 2, and otherwise stops each with SIGSTOP (process_tree.py). Another
 mechanism, one that frees the GPU memory too, belongs into `pause` and `unpause`.
@@ -11,11 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
+from signal import SIGKILL
 
 from carma import procfs
 from carma.core.model.values import AttemptKey
 from carma.launch import attempt_records as records
 from carma.launch.attempt_files import AttemptFiles, Started
+from carma.launch.exit_outcome import StopRecord
 from carma.launch.process_tree import ProcessTrees
 
 
@@ -23,6 +27,16 @@ class AttemptControl:
     def __init__(self, files: AttemptFiles, trees: ProcessTrees) -> None:
         self._files = files
         self._trees = trees
+
+    def record_stop(self, key: AttemptKey, before: StopRecord | None, signal: int) -> None:
+        """The outcome names the first signal, and whether SIGKILL had to follow it."""
+        if before is None:
+            record: dict[str, object] = {"signal": int(signal), "at": time.time()}
+        elif signal == SIGKILL and not before.killed:
+            record = {"signal": before.signal, "at": before.at, "killed_at": time.time()}
+        else:
+            return
+        records.write(self._files.path(key, records.STOP_SIGNALS), record, durable=False)
 
     def request_checkpoint(self, key: AttemptKey, started: Started, signal: int, asked_at: float) -> bool:
         """Recorded before the signal: a task that ends by it is known to have been asked, also if the daemon is killed

@@ -22,9 +22,11 @@ from carma.launch import attempt_records as records
 from carma.launch.attempt_files import AttemptFiles, SharingRecord, Started
 from carma.launch.exit_outcome import MpsState
 from carma.launch.mps import MpsServers, UserMps
+from carma.launch.mps_control import MpsFailed
 from carma.launch.process_tree import ProcessTrees
 
 DEVICE_FILES = "/dev/nvidia"  # prefix of their paths
+TERMINATE_LIMIT_S = 1.0  # for the control daemon to end the work of the clients that are killed
 SERVER_GONE = "its MPS server has ended"
 CONTROL_GONE = "the MPS control daemon that it needs has ended"
 
@@ -85,6 +87,17 @@ class ConfinementRecords:
             return MpsState(used=record is not None and record.server is not None)
         lost = record.trouble is not None or (mps is not None and mps.lost_between(started.started_at, ended_at))
         return MpsState(used=record.server is not None, lost=lost)
+
+    def terminate_clients(self, key: AttemptKey, started: Started) -> None:
+        """Called before SIGKILL: it is unsafe for the neighbours of an MPS client with outstanding work (NVIDIA's MPS
+        documentation, on client termination). A control daemon that does not answer delays the kill only a little."""
+        mps = self._mps(key)
+        if mps is None or not mps.daemon.alive:
+            return
+        pids = self.trees.members({key: started})
+        for server in (one for one in mps.servers if one.alive):
+            with contextlib.suppress(MpsFailed):
+                mps.control.terminate_clients(server, pids, TERMINATE_LIMIT_S)
 
     def _write(self, key: AttemptKey, record: SharingRecord) -> None:
         records.write(self.files.path(key, records.SHARING), msgspec.to_builtins(record), durable=False)

@@ -38,6 +38,10 @@ class StopRecord(msgspec.Struct, frozen=True):
     at: float = 0.0
     killed_at: float | None = None
 
+    @property
+    def killed(self) -> bool:
+        return self.signal == signal.SIGKILL or self.killed_at is not None
+
 
 class LastWords(NamedTuple):
     stderr: str

@@ -14,7 +14,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -113,6 +113,14 @@ class Control:
                 if server.alive and not {"INITIALIZING", "FAULT"} & set(status):
                     return server
         return None
+
+    def terminate_clients(self, server: ProcessIdentity, pids: Collection[int], limit_s: float) -> None:
+        """End the outstanding work of those of the processes that are clients of the server. Raises MpsFailed."""
+        deadline_s = time.monotonic() + limit_s
+        clients = self._query(f"get_client_list {server.pid}\n", deadline_s).split()
+        commands = "".join(f"terminate_client {server.pid} {pid}\n" for pid in sorted(pids) if str(pid) in clients)
+        if commands and time.monotonic() < deadline_s:
+            self._query(commands, deadline_s)
 
     def _query(self, command: str, deadline_s: float) -> str:
         left_s = max(LAST_QUERY_S, deadline_s - time.monotonic())

@@ -11,7 +11,6 @@ import logging
 import os
 import signal as signals
 import sys
-import time
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -295,10 +294,10 @@ class ProcessLauncher:
         one of the two sees the other. A further SIGKILL ends a runner that does not answer, and continues a stopped
         one."""
         started = self._known(key)
-        requested = self.files.exists(key, records.STOP)
+        requested, before = self.files.exists(key, records.STOP), self.files.stop(key)
         if signal in STOPPING and self.files.exists(key):
             with contextlib.suppress(OSError):
-                self._record_stop(key, signal)
+                self._control.record_stop(key, before, signal)
                 if started is None:
                     records.write(self.files.path(key, records.STOP), {"signal": int(signal)}, durable=False)
             started = started or self.files.started(key)
@@ -308,6 +307,8 @@ class ProcessLauncher:
             return
         if started.runner.boot_id != self.files.boot_id:
             return
+        if signal == signals.SIGKILL and not (before is not None and before.killed):
+            self._confinements.terminate_clients(key, started)
         self._trees.signal(key, started, signal)
         if signal in STOPPING:
             self._control.unpause(key, started)
@@ -322,17 +323,6 @@ class ProcessLauncher:
             procfs.send(claim.pid, claim.start_ticks, signals.SIGKILL)
         elif claim is None and (pid := self._own_runner(key)) is not None:
             os.kill(pid, signals.SIGKILL)  # our own child, not reaped yet
-
-    def _record_stop(self, key: AttemptKey, signal: int) -> None:
-        """The outcome names the first signal, and whether SIGKILL had to follow it."""
-        before = self.files.stop(key)
-        if before is None:
-            record: dict[str, object] = {"signal": int(signal), "at": time.time()}
-        elif signal == signals.SIGKILL != before.signal and before.killed_at is None:
-            record = {"signal": before.signal, "at": before.at, "killed_at": time.time()}
-        else:
-            return
-        records.write(self.files.path(key, records.STOP_SIGNALS), record, durable=False)
 
     def request_checkpoint(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
         started = self._of_this_boot(key)

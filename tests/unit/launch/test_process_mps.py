@@ -32,8 +32,8 @@ CARD = Gpu(id=GpuId("GPU-0a"), index=0, name="H200", memory_mib=143_155)
 class Place:
     """The directories of a server. Each launcher is the one of another run of the daemon."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, program: Program) -> None:
+        self.folder, self.program = folder, program
         self.attempts = folder / "attempts"
         self.device = folder / "dev" / "nvidia0"
         self.device.parent.mkdir()
@@ -63,8 +63,9 @@ class Place:
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     with short_home() as folder:
-        Program(folder / "bin").install(monkeypatch)
-        yield Place(folder)
+        program = Program(folder / "bin")
+        program.install(monkeypatch)
+        yield Place(folder, program)
         tidy(folder / "attempts")
 
 
@@ -106,6 +107,36 @@ def test_a_task_runs_under_its_users_server_whatever_its_environment_says(
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4096M",
         f"CUDA_MPS_PIPE_DIRECTORY={pipes}",
     ]
+
+
+def test_the_work_of_its_clients_is_ended_before_they_are_killed(place: Place, launcher: ProcessLauncher) -> None:
+    """Of its own processes only, and once: a SIGTERM ends none, a repeated SIGKILL does not ask again."""
+    launcher.launch(on_card(place.client("trap '' TERM; sleep 600 & wait; wait")))
+    place.until_up()
+    pids = sorted(launcher.pids([key()]))
+    place.program.has_clients(*pids, os.getpid(), 1)
+    launcher.signal(key(), signal.SIGTERM)
+    assert place.program.terminated == []
+    server = server_pid(launcher, "server")
+    for _ in range(2):
+        launcher.signal(key(), signal.SIGKILL)
+    until_ended(launcher, key())
+    asked = [int(line.split()[1]) for line in place.program.terminated]
+    assert asked
+    assert set(asked) <= set(pids)
+    assert len(asked) == len(set(asked))
+    assert {line.split()[0] for line in place.program.terminated} == {str(server)}
+
+
+def test_a_control_program_that_does_not_answer_does_not_keep_a_task_alive(
+    place: Place, launcher: ProcessLauncher
+) -> None:
+    launcher.launch(on_card(place.client()))
+    place.until_up()
+    place.program.behave("hang")
+    launcher.signal(key(), signal.SIGKILL)
+    assert "SIGKILL" in str(until_ended(launcher, key()))
+    assert place.program.terminated == []
 
 
 def test_the_confinement_is_recorded_for_the_next_daemon(place: Place, launcher: ProcessLauncher) -> None:
