@@ -15,6 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+STOPPED = "Tt"  # states of a stopped process
+FROZEN_CGROUP = b"/paused"
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
 
@@ -86,6 +88,14 @@ def rooted(table: dict[int, Process], roots: Iterable[int]) -> dict[int, int]:
         for one in path:
             known[one] = known.get(at, 0)
     return {pid: root for pid, root in known.items() if root}
+
+
+def stands_still(pid: int) -> bool:
+    """Whether the process is stopped by a signal, or frozen in a cgroup that is named so (carma/cgroups.py)."""
+    found = process(pid)
+    if found is None or found.ended:
+        return False
+    return found.state in STOPPED or read_bytes(f"/proc/{pid}/cgroup").rstrip().endswith(FROZEN_CGROUP)
 
 
 def age_s(process: Process) -> float:

@@ -22,7 +22,6 @@ from carma.procfs import Process
 TOKEN_VARIABLE = "CARMA_LAUNCH"
 KILL_ROUNDS = 20  # enough for anything but a fork bomb; a repeated request goes on
 STOP_ROUNDS, STOP_PAUSE_S = 20, 0.005  # a process that gets SIGSTOP stands still some time later
-STOPPED = "Tt"  # states of /proc
 
 ProcessIdentity = tuple[int, int]  # pid and start time
 Table = dict[int, Process]
@@ -92,7 +91,7 @@ class ProcessTrees:
                 if freezer.freeze(sorted(pids)) and pids == before:
                     return True
                 before = pids
-            elif not (running := [one for one in members if one.state not in STOPPED]):
+            elif not (running := [one for one in members if one.state not in procfs.STOPPED]):
                 return True
             else:
                 for one in running:
@@ -106,7 +105,7 @@ class ProcessTrees:
         if freezer is not None:
             freezer.thaw()
         for one in reversed(self._of(procfs.processes(), key, started)):
-            if one.state in STOPPED:
+            if one.state in procfs.STOPPED:
                 procfs.send(one.pid, one.start_ticks, signal.SIGCONT)
 
     def _of(self, table: Table, key: AttemptKey, started: Started) -> list[Process]:

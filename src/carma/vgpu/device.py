@@ -200,11 +200,15 @@ def leave(world: VirtualWorld, process: VirtualProcess) -> None:
 
 
 def reap(world: VirtualWorld) -> bool:
-    """Remove processes that have ended, as a driver does with their contexts; True if there were any."""
+    """Remove processes that have ended, as a driver does with their contexts, and note those that stand still; True if
+    anything has changed."""
     living = [process for process in world.processes if alive(process)]
-    gone = len(living) != len(world.processes)
+    changed = len(living) != len(world.processes)
     world.processes = living
-    return gone
+    for process in living:
+        paused = procfs.stands_still(process.pid)
+        changed, process.paused = changed or paused != process.paused, paused
+    return changed
 
 
 def alive(process: VirtualProcess) -> bool:

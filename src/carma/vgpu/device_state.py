@@ -40,8 +40,11 @@ class VirtualGpu(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return "lost" in self.faults
 
 
-class VirtualProcess(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One OS process on one or several GPUs (indices); it holds `memory_mib` on each of them."""
+class VirtualProcess(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One OS process on one or several GPUs (indices); it holds `memory_mib` on each of them.
+
+    Fields with default values are not written: running tasks of an older version refuse those that they do not know.
+    """
 
     pid: int
     start_ticks: int  # from /proc: pid and start time identify a process for good
@@ -52,6 +55,7 @@ class VirtualProcess(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     progress_s: float = 0.0  # work done, in seconds of running alone
     wanted_s: float | None = None  # all of its work; None: without an end
     name: str = ""
+    paused: bool = False  # it stands still
 
     @property
     def done(self) -> bool:
@@ -96,10 +100,10 @@ Progress = list[tuple[VirtualProcess, float]]
 
 
 def progress(world: VirtualWorld) -> Progress:
-    """Every process with its rate now: that of the slowest of its GPUs; 0 on a lost GPU and at its end."""
-    rates = {id(process): 0.0 if process.done else 1.0 for process in world.processes}
+    """Every process with its rate now: that of the slowest of its GPUs; 0 on a lost GPU, in a pause and at its end."""
+    rates = {id(process): 0.0 if process.done or process.paused else 1.0 for process in world.processes}
     for gpu in world.gpus:
-        members = [process for process in world.on(gpu.index) if not process.done]
+        members = [process for process in world.on(gpu.index) if not process.done and not process.paused]
         if gpu.lost:
             rates |= dict.fromkeys(map(id, members), 0.0)
         elif len(members) > 1:

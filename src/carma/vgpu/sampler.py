@@ -65,7 +65,7 @@ class VirtualSampler:
         self._before = None
 
     def _read(self) -> VirtualWorld:
-        """Takes the lock only to remove a process that has ended."""
+        """Takes the lock only if a process has ended, stopped or continued."""
         world = self._device.read()
         if not reap(world):
             return world

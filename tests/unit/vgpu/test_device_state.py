@@ -55,6 +55,16 @@ def test_a_gpu_that_a_task_leaves_idle_shows_no_activity_and_slows_no_task() -> 
     assert world.gpus[1].sm_active_s == pytest.approx(10.0 * B.sm_active)
 
 
+def test_a_paused_task_makes_no_progress_and_slows_no_task_down() -> None:
+    world = make_world()
+    first, second = add(world, [0], A, 100.0), add(world, [0], C, 100.0, memory_mib=500)
+    second.paused = True
+    advance(world, 10.0)
+    assert (first.progress_s, second.progress_s) == (10.0, 0.0)
+    assert world.gpus[0].sm_active_s == pytest.approx(10.0 * A.sm_active)
+    assert world.used_mib(0) == 500
+
+
 def test_a_neighbour_that_joins_slows_the_task_from_that_moment_on() -> None:
     world = make_world()
     first = add(world, [0], A, 100.0)

@@ -255,3 +255,20 @@ def test_impossible_worlds_are_refused(tmp_path: Path) -> None:
     for gpus, memory_mib, speed in ((0, 1024, 1.0), (1, 0, 1.0), (1, 1024, 0.0), (1, 1024, float("nan"))):
         with pytest.raises(BadSettings):
             world.create(str(tmp_path / "none"), gpus, memory_mib, speed)
+
+
+def test_a_task_that_is_stopped_stands_still_on_its_gpu_too(device: Device, start: Start) -> None:
+    process = start(f"--memory-mib 10 {FOREVER}")
+    sampler = VirtualSampler(device)
+
+    def is_seen(paused: bool) -> Callable[[VirtualWorld], bool]:
+        """A sample notes it in the world."""
+        return lambda world: bool(sampler.sample(0.0)) and [one.paused for one in world.processes] == [paused]
+
+    until(device, is_seen(False))
+    process.send_signal(signal.SIGSTOP)
+    before = until(device, is_seen(True))
+    after = until(device, lambda world: world.at_s > before.at_s)
+    assert after.processes[0].progress_s == before.processes[0].progress_s
+    process.send_signal(signal.SIGCONT)
+    until(device, is_seen(False))
