@@ -8,15 +8,15 @@ from itertools import count
 import pytest
 
 from carma.core.model.decision import Ask, Part, Refusal
-from carma.core.model.values import GpuId, TaskId
+from carma.core.model.values import GpuId
 from carma.core.policies import magm
 from carma.core.scheduling.gpu_view import GpuView
-from carma.core.scheduling.policy import Move, Policy, Ranked
+from carma.core.scheduling.policy import Policy, Ranked
 from carma.plugins import POLICIES, load_policy, names
 from carma.testing.policy_contract import PolicyContract
 
 TESTS = [name for name in vars(PolicyContract) if name.startswith("test_")]
-RANKS, SCORES, SAME, OBJECTS, MOVES = TESTS[1:6]
+RANKS, SCORES, SAME, OBJECTS = TESTS[1:5]
 
 
 @pytest.mark.parametrize("name", names(POLICIES))
@@ -38,7 +38,6 @@ WRONG = {
     SCORES: Policy("upside down", lambda ask, views, last: magm.POLICY.rank(ask, views, last)[::-1]),
     SAME: Policy("counting", counting),
     OBJECTS: Policy("silent", magm.POLICY.rank, objection=lambda _, __: Refusal("", "")),
-    MOVES: Policy("moves a stranger", magm.POLICY.rank, moves=lambda _: [Move(TaskId(9_999), "x")]),
 }
 
 

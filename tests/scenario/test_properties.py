@@ -143,8 +143,11 @@ class Histories(RuleBasedStateMachine):
                 event = StopRequested(now, task, Cancelled("alice"), 1.0)
             case "retry":
                 event = TaskRetried(now, task, fresh=bool(task % 2))
-            case "pause":
+            case "pause" if task % 2:
                 event = TaskPaused(now, task, "alice")
+            case "pause":  # for the oldest task, which may be anywhere
+                slowed = min(self.world.state.tasks)
+                event = TaskPaused(now, task, "carma", until=now + 5.0, slowed=slowed, slowdown=2.0)
             case "unpause":
                 event = TaskUnpaused(now, task, "alice")
             case "memory":

@@ -23,7 +23,7 @@ from carma.core.model.values import AttemptKey, Booking, TaskId
 from carma.core.recovery import blame
 from carma.core.state import SERVER, InvalidEvent, State
 from carma.core.telemetry import observation as observe
-from carma.core.telemetry import step_rates, usage
+from carma.core.telemetry import slowed, step_rates, usage
 from carma.core.telemetry.measurements import Track
 from carma.core.telemetry.pace import regroup
 
@@ -68,11 +68,13 @@ def _observed(state: State, event: e.Transient | e.UseNoted) -> list[Command]:
         case e.GpusSampled(samples=samples):
             for sample in samples:
                 observe.take(state, sample)
+            slowed.observe(state)
         case e.MemorySampled(samples=samples):
             for sample in samples:
                 observe.take_memory(state, sample)
         case e.StepsCounted():
             step_rates.take(state, event)
+            slowed.observe(state)
         case e.UseNoted():
             return _use_noted(state, event)
         case e.Ticked():
@@ -269,7 +271,7 @@ def _ended(state: State, task: Task, event: e.AttemptEnded) -> list[Command]:
     outcome = saving.outcome_of(task.status, event)
     peaks = [peak for peak in (attempt.observed_mib, event.peak_mib) if peak is not None]
     attempt = replace(
-        attempt,
+        pausing.with_pause(task, event.at),
         ended_at=event.at,
         outcome=outcome,
         observed_mib=max(peaks) if peaks else None,
@@ -278,7 +280,6 @@ def _ended(state: State, task: Task, event: e.AttemptEnded) -> list[Command]:
         used_s=max(attempt.used_s, event.used_s),
         alone=event.alone or attempt.alone,
         progress=event.progress or attempt.progress,
-        paused_s=task.paused_s(event.at),
     )
     if isinstance(outcome, OutOfMemory) and outcome.where == "gpu":
         attempt = replace(attempt, blame=blame(attempt, outcome, bool(event.over_booking)))

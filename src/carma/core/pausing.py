@@ -11,10 +11,11 @@ from msgspec.structs import replace
 from carma.core.model.commands import Command, SetPaused
 from carma.core.model.events import TaskPaused, TaskUnpaused
 from carma.core.model.status import Paused, Running
-from carma.core.model.task import Task
+from carma.core.model.task import Attempt, Relief, Task
 from carma.core.state import State
 from carma.core.telemetry.observation import membership_changed
 
+HOUR_S = 3600.0
 CARMA = "carma"  # author of requests that do not come from a user
 LAUNCHERS = frozenset(("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "srun"))
 MODULES = frozenset(("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"))  # -m
@@ -27,10 +28,17 @@ def pause(state: State, task: Task, event: TaskPaused) -> list[Command]:
         return []
     if status.paused is not None:
         if status.paused.by == CARMA != event.by:
-            by_user = replace(status.paused, by=event.by, reason=event.reason, until=None)
+            by_user = replace(status.paused, by=event.by, reason=event.reason, until=None, slowed=None)
             state.put(replace(task, status=replace(status, paused=by_user)))
         return []
-    paused = Paused(at=event.at, by=event.by, reason=event.reason, until=event.until)
+    paused = Paused(
+        at=event.at,
+        by=event.by,
+        reason=event.reason,
+        until=event.until,
+        slowed=event.slowed,
+        slowdown=event.slowdown,
+    )
     state.put(replace(task, status=replace(status, paused=paused)))
     membership_changed(state, status.placement.gpus, event.at)
     state.tracks[task.key].pause_began_at = event.at
@@ -38,20 +46,44 @@ def pause(state: State, task: Task, event: TaskPaused) -> list[Command]:
 
 
 def unpause(state: State, task: Task, event: TaskUnpaused) -> list[Command]:
-    return end_pause(state, task, event.at)[1]
+    return end_pause(state, task, event.at, event.faster)[1]
 
 
-def end_pause(state: State, task: Task, at: float) -> tuple[Task, list[Command]]:
-    """The task as it continues, and the command for that; without effect if it is not paused."""
+def end_pause(state: State, task: Task, at: float, faster: bool | None = None) -> tuple[Task, list[Command]]:
+    """The task as it continues, and the command for that; without effect if it is not paused. `faster`: see
+    TaskUnpaused."""
     status = task.status
     if not isinstance(status, Running) or status.paused is None:
         return task, []
-    attempt = replace(task.attempts[-1], paused_s=task.paused_s(at))
+    attempt = with_pause(task, at)
     task = replace(task, attempts=(*task.attempts[:-1], attempt), status=replace(status, paused=None))
     state.put(task)
     membership_changed(state, status.placement.gpus, at)
     state.tracks[task.key].continue_at(at)
+    slowed = state.tasks.get(status.paused.slowed) if status.paused.slowed is not None else None
+    if slowed is not None:
+        state.put(replace(slowed, relief=_relief(slowed.relief, status.paused.at, at, faster)))
     return task, [SetPaused(task.key, False)]
+
+
+def with_pause(task: Task, at: float) -> Attempt:
+    """The newest attempt with the pause that ends now, if it is paused."""
+    attempt, paused = task.attempts[-1], task.paused
+    attempt = replace(attempt, paused_s=task.paused_s(at))
+    if paused is None or paused.slowed is None:
+        return attempt
+    by_carma_s = attempt.paused_by_carma_s + max(0.0, at - paused.at)
+    return replace(attempt, paused_by_carma_s=by_carma_s, paused_for=(*attempt.paused_for, paused.slowed))
+
+
+def _relief(before: Relief | None, began_at: float, at: float, faster: bool | None) -> Relief:
+    relief = before if before is not None and began_at < before.since + HOUR_S else Relief(since=began_at)
+    return Relief(
+        since=relief.since,
+        seconds=relief.seconds + max(0.0, at - began_at),
+        confirmed=faster is True or (faster is None and before is not None and before.confirmed),
+        refuted=faster is False or (before is not None and before.refuted),
+    )
 
 
 def unpausable(state: State, task: Task) -> str | None:

@@ -1,5 +1,5 @@
-"""Decides which running tasks are asked to save a checkpoint and leave: for the first task in the queue that cannot
-start, or because the policy wants to move them.
+"""Decides which running tasks are asked to save a checkpoint and leave for the first task in the queue that cannot
+start, and which may be asked at all.
 
 Only tasks that declare a checkpoint signal are asked, and only once for the same waiting task. A task that does not
 leave goes on (checkpoint_request.py). The smallest sufficient set of tasks is chosen; among equal sets the one of
@@ -20,10 +20,8 @@ from carma.core.model.task import Task
 from carma.core.model.units import show_s
 from carma.core.model.values import AttemptKey, Record, TaskId
 from carma.core.pausing import CARMA
-from carma.core.scheduling.policy import Move
 from carma.core.scheduling.reservation import fits
 from carma.core.scheduling.scheduling_pass import SchedulingPass
-from carma.core.scheduling.snapshot import views
 from carma.core.scheduling.verdict_cache import VerdictCache
 from carma.core.scheduling.verdicts import Candidate, takes_tasks
 from carma.core.state import State
@@ -57,7 +55,7 @@ def asks(state: State, now: float, cache: VerdictCache | None = None) -> list[Pr
     """Requests by CARMA itself."""
     if not state.rules.preemption.enabled:
         return []
-    return asked_to_move(state, now) or room_for_the_first(state, now, cache)
+    return room_for_the_first(state, now, cache)
 
 
 def may_be_asked(state: State, task: Task, now: float) -> bool:
@@ -78,31 +76,11 @@ def request(task: Task, now: float, by: str, reason: str, room_for: TaskId | Non
     return PreemptionRequested(now, task.id, by, saves.signal, saves.grace_s, reason, room_for=room_for)
 
 
-# -- moves that the policy wants -------------------------------------------------------------------------------------
-def asked_to_move(state: State, now: float) -> list[PreemptionRequested]:
-    """Tasks that the policy wants to move and that may be asked."""
-    if state.policy.moves is None:
-        return []
-    able = {task_id for task_id in state.active if _may_be_moved(state, state.tasks[task_id], now)}
-    if not able:
-        return []
-    wanted = {move.task: move.reason for move in _moves(state, now) if move.task in able}
-    return [request(state.tasks[task_id], now, CARMA, reason) for task_id, reason in wanted.items()]
-
-
-def _may_be_moved(state: State, task: Task, now: float) -> bool:
-    """Whether the task was not moved before: it could return to the same neighbours and be moved for ever."""
+def may_be_moved(state: State, task: Task, now: float) -> bool:
+    """Whether CARMA may ask the task to go elsewhere (undo.py): once. It could return to the same neighbours and be
+    moved for ever."""
     left = (isinstance(one.outcome, Preempted) and one.outcome.by == CARMA for one in task.attempts)
     return may_be_asked(state, task, now) and not any(left)
-
-
-def _moves(state: State, now: float) -> list[Move]:
-    """An exception or a wrong answer of a plugin's policy moves no task."""
-    assert state.policy.moves is not None
-    try:
-        return [move for move in state.policy.moves(views(state, now)) if isinstance(move, Move)]
-    except Exception:
-        return []
 
 
 # -- room for the first task in the queue ----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from carma.core import preemption as preempt
+from carma.core import undo
 from carma.core.model.events import Durable, RecoveryDue, RecoveryPlanned, StopRequested, TaskFinished, TaskWarned
 from carma.core.model.outcome import TimedOut
 from carma.core.model.status import Recovering, Running
@@ -29,12 +30,17 @@ def propose(state: State, now: float, cache: VerdictCache | None = None) -> list
     stopped = {event.task for event in due if isinstance(event, StopRequested)}
     due.extend(event for event in _limits(state, now) if event.task not in stopped)
     due.extend(preempt.stayed(state, now))
+    due.extend(undo.ends(state, now))
     due.extend(TaskFinished(now, task_id, outcome) for task_id, outcome in sorted(state.impossible.items()))
     due.extend(to_store(state, now))
     due.extend(shrinks(state, now))
     # Placements come alone: the events above may free a GPU, change the order of the queue or end a task.
     # No task is asked to make room while a waiting task can start without that.
-    return due or list(schedule(state, now, cache)) or list(preempt.asks(state, now, cache))
+    return due or list(schedule(state, now, cache)) or _changes_of_running_tasks(state, now, cache)
+
+
+def _changes_of_running_tasks(state: State, now: float, cache: VerdictCache | None) -> list[Durable]:
+    return [*undo.starts(state, now)] or [*preempt.asks(state, now, cache)]
 
 
 def _ends_and_recoveries(state: State, now: float) -> list[Durable]:

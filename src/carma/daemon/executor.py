@@ -96,7 +96,7 @@ class Executor:
             case c.PreemptAttempt():
                 self.start_task(self._ask_to_save(command), f"asking {command.key} to save")
             case c.SetPaused(key=key, paused=paused):
-                self.start_task(self._set_paused(key), f"{'pausing' if paused else 'continuing'} {key}")
+                self.start_task(self.follow_pause(key), f"{'pausing' if paused else 'continuing'} {key}")
             case _:
                 assert_never(command)
 
@@ -208,7 +208,7 @@ class Executor:
             await asyncio.sleep(ASK_AGAIN_S)
         self.poll_now.set()
 
-    async def _set_paused(self, key: AttemptKey) -> None:
+    async def follow_pause(self, key: AttemptKey) -> None:
         """Make the processes stand still, or continue, as the state says now, and repeat it until they do."""
         launcher, done = self.launcher, False
         while not done and self._shell.state.active.get(key.task) == key:

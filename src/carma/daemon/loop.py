@@ -28,12 +28,14 @@ from carma.core.model.events import (
     MemorySampled,
     StepsCounted,
     StopRequested,
+    TaskUnpaused,
     Ticked,
 )
 from carma.core.model.outcome import Cancelled
 from carma.core.model.status import Running, Starting
 from carma.core.model.units import show_count
 from carma.core.model.values import AttemptKey, Gpu, GpuId, GpuSample, TaskId
+from carma.core.pausing import CARMA
 from carma.core.ports import Sampler, StepCounters
 from carma.core.state import State
 from carma.core.telemetry.observation import to_watch
@@ -231,6 +233,19 @@ class Loop:
     def _events_of_late_stops(self, state: State) -> list[Durable]:
         active = [stop for key, stop in self._late_stops.items() if state.active.get(key.task) == key]
         return [replace(stop, at=max(stop.at, state.now)) for stop in active if _not_ending(state, stop.task)]
+
+    async def end_own_pauses(self) -> None:
+        """The daemon stops: what it paused itself would stand still for longer than its bound. A user's pause stays."""
+        shell = self._shell
+        paused = [task for key in shell.state.active if (task := shell.state.tasks[key]).paused is not None]
+        own = [task for task in paused if task.paused is not None and task.paused.slowed is not None]
+        now = shell.clock.now()
+        try:
+            await shell.commit([TaskUnpaused(now, task.id, CARMA, "the daemon stops") for task in own])
+        except StoreError as error:
+            log.error("tasks stay paused until the next daemon starts: %s", error)
+        for task in own:
+            await self.executor.follow_pause(task.key)
 
     async def cancel_all(self) -> None:
         """`carma down --cancel`: stop what runs and wait until it has ended."""

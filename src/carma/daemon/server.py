@@ -83,6 +83,7 @@ async def serve(paths: Paths, loaded: LoadedSettings, store: SqliteStore, ready:
         background += _start_background(parts, server, address)
         _announce(parts.shell, ready)
         await _while_running(running, parts.shell.stopping.wait())
+        await _while_running(running, parts.loop.end_own_pauses())
         if parts.shell.cancel_at_stop:
             await _while_running(running, parts.loop.cancel_all())
     finally:

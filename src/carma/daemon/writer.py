@@ -229,7 +229,9 @@ class Writer:
             log.exception("the scheduling pass failed; it is tried again with the next event")
             return []
         if self._shell.stopping.is_set():  # nothing new starts; ends are still recorded
-            return [event for event in events if not isinstance(event, e.TaskPlaced | e.PreemptionRequested)]
+            return [
+                event for event in events if not isinstance(event, e.TaskPlaced | e.PreemptionRequested | e.TaskPaused)
+            ]
         return events
 
     # Checkpoints and notes.

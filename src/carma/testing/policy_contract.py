@@ -85,10 +85,6 @@ class PolicyContract:
                 refusal = self.bound.refusal(ask, self.holders[:count])
                 assert refusal is None or (refusal.code and refusal.sentence)
 
-    def test_it_moves_running_tasks_only(self) -> None:
-        moves = self.bound.moves(self.views) if self.bound.moves is not None else ()
-        assert {move.task for move in moves} <= {holder.key.task for holder in self.holders}
-
     def test_every_task_that_fits_an_idle_server_runs_in_the_end(self) -> None:
         """`World` checks the invariants of the state after every step."""
         world = World(2, policy=self.policy)

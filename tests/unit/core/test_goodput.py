@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from carma.core.model.decision import Ask
-from carma.core.model.values import AttemptKey, Demand, GpuId, GpuSample, TaskId
+from carma.core.model.values import AttemptKey, Demand, GpuId, TaskId
 from carma.core.policies.goodput import MIN_GAIN
 from carma.core.scheduling.forecast import Forecast, Sharer, Terms, slowdowns
 from carma.core.scheduling.gpu_view import GpuView, Holder
@@ -247,31 +247,6 @@ def test_a_task_of_several_gpus_is_work_for_each_of_them() -> None:
     assert urgent is not None
     assert urgent([Waits(1, 1_000.0), Waits(1, 500.0)], 0.0, 1) == [0]  # 1,154 s
     assert urgent([Waits(1, 1_000.0), Waits(2, 500.0)], 0.0, 1) == []  # 1,538 s
-
-
-# -- who should be elsewhere ----------------------------------------------------------------------------------------
-def shared(*holders: Holder) -> GpuView:
-    return GpuView(gpu=gpu(0), holders=holders, newest=GpuSample(gpu=GpuId("GPU-0"), at=NOW))
-
-
-@pytest.mark.usefixtures("by_hand")
-def test_the_newest_is_wanted_elsewhere_where_less_progress_is_seen_than_the_cap_allows() -> None:
-    moves = bound(1.5).moves
-    assert moves is not None
-    old, new = holder(goes(0.8), None, task=3, rate=0.4), holder(goes(0.8), None, task=5, rate=0.4)
-    (move,) = moves([shared(new, old)])
-    assert move.task == 5
-    assert "50 % of the progress that was predicted" in move.reason
-    assert "2.50 times as long as alone (cap 1.5)" in move.reason
-
-
-@pytest.mark.usefixtures("by_hand")
-def test_a_task_that_runs_as_predicted_or_well_enough_is_not_moved() -> None:
-    moves = bound(1.5).moves
-    assert moves is not None
-    assert moves([shared(holder(goes(0.8), None, rate=0.8), holder(goes(0.8), None, task=8, rate=0.8))]) == []
-    assert moves([shared(holder(goes(1.0), None, rate=0.8), holder(goes(1.0), None, task=8, rate=0.8))]) == []
-    assert moves([shared(holder(goes(0.8), None, rate=0.2))]) == [], "it has the GPU alone"
 
 
 @pytest.mark.usefixtures("by_hand")

@@ -1,23 +1,17 @@
-"""Tasks that CARMA itself asks to save: for the first task in the queue, and for a policy that moves a task."""
+"""Tasks that CARMA itself asks to save for the first task in the queue."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import pytest
-from msgspec.structs import replace
 
 from carma.core.model.events import Durable, GpuDrained, PreemptionMissed, PreemptionRequested
-from carma.core.model.outcome import Failed
 from carma.core.model.settings import Preemption, Rules
-from carma.core.model.status import Running
 from carma.core.model.values import GpuId, SaveSignal, TaskId
 from carma.core.policies import exclusive, magm
-from carma.core.preemption import asked_to_move
 from carma.core.scheduling.explanation import explain
-from carma.core.scheduling.gpu_view import GpuView
 from carma.core.scheduling.placement import Policy
-from carma.core.scheduling.policy import Move
 from carma.testing.builders import World
 
 SAVES = SaveSignal(10, 30.0)
@@ -235,53 +229,3 @@ def test_only_the_first_task_in_the_queue_preempts_others() -> None:
     submit(world, 30_000)
     events = later(world, 60)
     assert [event.room_for for event in events if isinstance(event, PreemptionRequested)] == [TaskId(2)]
-
-
-# -- a policy that wants a task elsewhere -----------------------------------------------------------------------------
-def moving(*answer: Move) -> Policy:
-    def moves(views: Sequence[GpuView]) -> Sequence[Move]:
-        assert [view.gpu.index for view in views] == list(range(len(views)))
-        return answer
-
-    return replace(magm.POLICY, moves=moves)
-
-
-def test_a_policy_names_those_that_should_be_elsewhere() -> None:
-    world = world_of(2, policy=moving(Move(TaskId(1), "it goes half as fast as predicted"), Move(TaskId(2), "x")))
-    first = run(world, 1_000)
-    run(world, 1_000, saves=None)
-    (event,) = later(world, 100)
-    assert isinstance(event, PreemptionRequested)
-    assert (event.task, event.by, event.reason) == (first, "carma", "it goes half as fast as predicted")
-    assert event.room_for is None
-    assert later(world, 1) == []
-
-
-def test_a_task_is_moved_once_at_most() -> None:
-    world = world_of(1, policy=moving(Move(TaskId(1), "it goes half as fast as predicted")))
-    task = run(world, 1_000)
-    later(world, 100)
-    world.end(task, Failed(1))
-    later(world, 60)
-    assert len(world.task(task).attempts) == 2, "it has left and come back"
-    world.start(task)
-    assert not any(isinstance(event, PreemptionRequested) for event in later(world, 1_000))
-
-
-@pytest.mark.parametrize("rules", [Rules(), replace(ON, preemption=replace(ON.preemption, least_run_s=1e4))])
-def test_a_policy_cannot_go_beyond_the_settings(rules: Rules) -> None:
-    world = world_of(rules=rules, policy=moving(Move(TaskId(1), "why")))
-    task = run(world, 1_000)
-    assert asked(later(world, 300)) == []
-    assert isinstance(world.task(task).status, Running)
-
-
-def test_a_policy_that_fails_moves_no_task() -> None:
-    def broken(_views: Sequence[GpuView]) -> Sequence[Move]:
-        raise ZeroDivisionError
-
-    world = world_of(policy=replace(magm.POLICY, moves=broken))
-    run(world, 1_000)
-    assert later(world, 300) == []
-    world.state.policy = replace(magm.POLICY, moves=lambda _views: ["nonsense"])
-    assert asked_to_move(world.state, world.now) == []

@@ -20,6 +20,7 @@ from carma.core.model.events import (
     GpusFound,
     StepsCounted,
     StopRequested,
+    TaskPaused,
     TaskSubmitted,
     UseNoted,
 )
@@ -190,6 +191,21 @@ def test_an_attempt_whose_mps_server_ended_is_stopped_and_retried() -> None:
             await server.until(lambda _: server.outcome(key) is not None)
             assert server.outcome(key) == Disrupted("the MPS server ended")
             await server.until(lambda state: len(state.tasks[key.task].attempts) == 2)
+
+    go(work())
+
+
+def test_at_its_end_the_daemon_continues_what_it_has_paused_itself_and_leaves_a_users_pause() -> None:
+    async def work() -> None:
+        async with serving(Plan(), period_s=3600.0) as server:
+            own, users = await server.submit(1, 3_000), await server.submit(2, 3_000)
+            now = server.shell.clock.now()
+            by_carma = TaskPaused(now, own.task, "carma", until=now + 3600.0, slowed=users.task, slowdown=2.0)
+            await server.shell.commit([by_carma, TaskPaused(now, users.task, "ada")])
+            await server.loop.end_own_pauses()
+            await server.until(lambda _: server.launcher.paused == {users})
+            tasks = server.shell.state.tasks
+            assert (tasks[own.task].paused, tasks[users.task].paused is None) == (None, False)
 
     go(work())
 

@@ -16,6 +16,7 @@ from carma_lab.runs import figures as result
 from carma_lab.simulator.estimate_sources import Source, random_for
 from carma_lab.simulator.simulated_cards import Card
 
+STEPS_PER_S = 20.0  # optimizer steps of each task in a second of its work
 QUIET = 1e12  # seconds: samples that are left out because nothing changed do not count as stale
 
 # Knowledge of a task's demand and run time before it runs. measured: the truth. history: from earlier runs of the same

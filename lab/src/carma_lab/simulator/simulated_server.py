@@ -32,6 +32,7 @@ class RunningTask:
     began: float
     done_s: float = 0.0  # of its work, before this attempt
     saving: bool = False  # a saving task holds its memory and does no work on the GPU
+    paused: bool = False  # nor does a paused one
     progress_s: float = 0.0
     held_mib: int = 0
     rate: float = 1.0
@@ -56,10 +57,14 @@ class RunningTask:
 
     def on(self, board: SimulatedGpu) -> Demand:
         """The task's demand on that GPU: none on a GPU that it requested and does not use."""
-        return self.demand if board in self.working and not self.saving else IDLE
+        return self.demand if board in self.working and not self.still else IDLE
+
+    @property
+    def still(self) -> bool:
+        return self.saving or self.paused
 
     def move(self, now: float) -> None:
-        done_s = 0.0 if self.saving else self.rate * (now - self.since)
+        done_s = 0.0 if self.still else self.rate * (now - self.since)
         self.progress_s += done_s
         self.busy_s += done_s * self.share
         self.since = now
@@ -180,6 +185,11 @@ class SimulatedServer:
         runner.saving = True
         self._changed(runner.boards, now)
 
+    def set_paused(self, runner: RunningTask, paused: bool, now: float) -> None:
+        runner.move(now)
+        runner.paused = paused
+        self._changed(runner.boards, now)
+
     def leave(self, runner: RunningTask, now: float) -> None:
         runner.move(now)
         runner.version += 1
@@ -228,16 +238,19 @@ class SimulatedServer:
             board.show()
 
     def _rates(self, board: SimulatedGpu) -> list[float]:
-        runners = board.runners
-        if len(runners) < 2:
-            return [1.0] * len(runners)
-        rates = progress_rates([runner.on(board) for runner in runners], self._mechanism)
-        factors = self._noise([runner.row.name for runner in runners], rates)
-        return [min(1.0, max(1e-3, rate * factor)) for rate, factor in zip(rates, factors, strict=True)]
+        """1 for a paused task, which makes no progress: its neighbours run as if it were not there."""
+        runners = [runner for runner in board.runners if not runner.paused]
+        found = {runner.key: 1.0 for runner in board.runners}
+        if len(runners) > 1:
+            rates = progress_rates([runner.on(board) for runner in runners], self._mechanism)
+            factors = self._noise([runner.row.name for runner in runners], rates)
+            for runner, rate, factor in zip(runners, rates, factors, strict=True):
+                found[runner.key] = min(1.0, max(1e-3, rate * factor))
+        return list(found.values())
 
     def _schedule_next(self, runner: RunningTask) -> None:
         runner.version += 1
-        if not runner.saving:
+        if not runner.still:
             self._schedule(runner.next_at, runner, runner.version)
 
 

@@ -11,11 +11,21 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from heapq import heappop, heappush
+from math import inf
 
+from carma.core import undo
 from carma.core.attempt_end import ended
 from carma.core.machine import step
 from carma.core.model import events as e
-from carma.core.model.commands import Command, EstimateTask, LaunchAttempt, PreemptAttempt, StopAttempt, WarnAttempt
+from carma.core.model.commands import (
+    Command,
+    EstimateTask,
+    LaunchAttempt,
+    PreemptAttempt,
+    SetPaused,
+    StopAttempt,
+    WarnAttempt,
+)
 from carma.core.model.outcome import Outcome, Succeeded
 from carma.core.model.status import Finished, Recovering, Running, Starting
 from carma.core.model.task import Task
@@ -27,8 +37,8 @@ from carma.traces import Trace, TraceTask
 from carma_lab.runs import figures as result
 from carma_lab.runs.record import Course, GpuOf, Point, Server
 from carma_lab.simulator.sampling import SimulatedSampler
+from carma_lab.simulator.setup import STEPS_PER_S, Noise
 from carma_lab.simulator.setup import Demands as Demands
-from carma_lab.simulator.setup import Noise
 from carma_lab.simulator.setup import Setup as Setup
 from carma_lab.simulator.setup import rules_for as rules_for
 from carma_lab.simulator.simulated_server import RunningTask, SimulatedServer, build_gpus
@@ -37,6 +47,8 @@ from carma_lab.simulator.task_records import owner_of, run_of, saved_work_s, spe
 
 MOST_IDLE_HEARTBEATS = 100  # heartbeats
 HEARTBEAT_S = 60.0  # period in which events that depend on time alone are noticed while a task waits
+# Before these events the steps are counted: in between, while nothing changes, there are no samples.
+GROUP_CHANGES = (e.TaskPlaced, e.AttemptEnded, e.TaskPaused, e.TaskUnpaused)
 EVERY = 256  # events, some hundredths of a second
 OnProgress = Callable[[int, int, float], None]  # ended tasks, all tasks, simulated seconds
 
@@ -69,6 +81,7 @@ class Simulation:
         self._knowledge = TaskKnowledge(setup, self._gpus)
         self._finished: list[tuple[float, Task]] = []  # with the time of their end; not yet removed from the core
         self._awake = False
+        self._undo_at = inf  # when something about slowed or paused tasks is due
         self._arrived = 0  # tasks
         self._idle = 0  # consecutive heartbeats without a running or expected task
         self.runs: list[result.TaskRun] = []
@@ -109,11 +122,14 @@ class Simulation:
             event = due()
             if event is not None:
                 yield from self._apply(event)
+            if isinstance(event, e.GpusSampled) and (counts := self._counts()):
+                yield from self._apply(e.StepsCounted(self.now, counts))
             while decided := propose(self.state, self.now, self._verdicts):
                 for each in decided:
                     yield from self._apply(each)
             if self.state.queue or self.state.between_attempts:
                 self._wake_later()
+            self._wake_for_undo()
         self._note(self.now + self._course.step_s)
 
     def figures(self, took_s: float) -> result.Figures:
@@ -230,12 +246,42 @@ class Simulation:
         if done_s > 0.0:
             self._saved[runner.key.task] = done_s
 
+    # Steps and pauses.
+
+    def _counts(self) -> tuple[e.AttemptSteps, ...]:
+        """The steps of all running tasks, which only the undo of sharing reads."""
+        if not self.rules.undo.enabled:
+            return ()
+        found: list[e.AttemptSteps] = []
+        for key, runner in self._runners.items():
+            progress_s = runner.progress_s + runner.rate * (self.now - runner.since)
+            steps, late = divmod(progress_s * STEPS_PER_S, 1.0)
+            if steps and not runner.still:
+                found.append(e.AttemptSteps(key, int(steps), self.now - late / STEPS_PER_S / runner.rate))
+        return tuple(found)
+
+    def _set_paused(self, key: AttemptKey, paused: bool) -> None:
+        runner = self._runners.get(key)
+        if runner is not None:
+            self._sampler.changed(runner.boards, self.now)
+            self.world.set_paused(runner, paused, self.now)
+
+    def _wake_for_undo(self) -> None:
+        """What is due then depends on the time alone."""
+        at = undo.next_at(self.state, self.now)
+        if at < self._undo_at or self._undo_at <= self.now:
+            self._undo_at = at
+            if at < inf:
+                self._push(at, lambda: None)
+
     def _schedule(self, at: float, runner: RunningTask, version: int) -> None:
         self._push(at, partial(self._due, runner, version))
 
     # The core.
 
     def _apply(self, event: e.AnyEvent) -> Iterator[e.AnyEvent]:
+        if isinstance(event, GROUP_CHANGES) and (counts := self._counts()):
+            yield from self._apply(e.StepsCounted(self.now, counts))
         commands = step(self.state, event)
         self._knowledge.follow(self.state, event)
         yield event
@@ -259,6 +305,8 @@ class Simulation:
                 yield from self._stopped(key)
             case PreemptAttempt(key=key):
                 self._ask_to_save(key)
+            case SetPaused(key=key, paused=paused):
+                self._set_paused(key, paused)
             case WarnAttempt():
                 pass
 

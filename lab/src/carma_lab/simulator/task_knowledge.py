@@ -22,7 +22,7 @@ from carma.estimate.history import History
 from carma.store.memory import MemoryStore
 from carma.traces import TraceTask
 from carma_lab.simulator.estimate_sources import predict_demand
-from carma_lab.simulator.setup import Setup
+from carma_lab.simulator.setup import STEPS_PER_S, Setup
 
 
 class TaskKnowledge:
@@ -53,7 +53,7 @@ class TaskKnowledge:
             return e.TaskEstimated(at, task.id, None, (found,))
         match self._setup.demand:
             case "measured":
-                found = replace(found, demand=row.demand, runtime_s=row.seconds)
+                found = replace(found, demand=row.demand, runtime_s=row.seconds, alone_steps_per_s=STEPS_PER_S)
             case "estimate":
                 found = replace(found, demand=predict_demand(self._setup.seed, row), demand_predicted=True)
             case "history" | "none":

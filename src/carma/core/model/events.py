@@ -182,12 +182,17 @@ class TaskPaused(Event, frozen=True, tag="task_paused"):
     by: str
     reason: str = ""
     until: float | None = None
+    slowed: TaskId | None = None  # the neighbour for which CARMA pauses it
+    slowdown: float | None = None  # of that neighbour, as measured
 
 
 class TaskUnpaused(Event, frozen=True, tag="task_unpaused"):
+    """`faster`: whether the slowed neighbour was clearly faster during the pause; None: not tested."""
+
     task: TaskId
     by: str
     reason: str = ""
+    faster: bool | None = None
 
 
 class TaskHeld(Event, frozen=True, tag="task_held"):

@@ -298,6 +298,29 @@ class Preemption(Record, frozen=True, kw_only=True):
     ] = 900.0
 
 
+class Undo(Record, frozen=True, kw_only=True):
+    """Undo of sharing that slows a task down beyond placement.slowdown_limit, as its optimizer steps show."""
+
+    enabled: Annotated[
+        bool,
+        Meta(
+            description="Keep further tasks from a GPU on which a task is slowed down beyond the limit, and pause its "
+            "newest task for a while, or move one that can checkpoint (with preemption.enabled)."
+        ),
+    ] = True
+    after_s: Annotated[
+        float, Meta(ge=10.0, description="Time for which a task must be slowed down beyond the limit, in seconds.")
+    ] = 60.0
+    pause_limit_s: Annotated[
+        float,
+        Meta(
+            ge=0.0,
+            description="Longest pause of a task, and of all pauses for one slowed task within an hour, in seconds. 0: "
+            "CARMA pauses no task.",
+        ),
+    ] = 600.0
+
+
 class Stopping(Record, frozen=True, kw_only=True):
     grace_s: Annotated[
         float, Meta(ge=0.0, description="Time between SIGTERM and SIGKILL, in seconds, unless the task sets its own.")
@@ -322,6 +345,7 @@ class Rules(Record, frozen=True, kw_only=True):
     quota: QuotaRules = QuotaRules()
     recovery: RecoveryRules = RecoveryRules()
     preemption: Preemption = Preemption()
+    undo: Undo = Undo()
     stopping: Stopping = Stopping()
 
 

@@ -34,6 +34,8 @@ class Paused(Record, frozen=True, kw_only=True):
     by: str
     reason: str = ""
     until: float | None = None  # at the latest; None: until its user continues it
+    slowed: TaskId | None = None  # the neighbour for which CARMA paused it; None: a user did
+    slowdown: float | None = None  # of that neighbour, before the pause
 
 
 class Estimating(Record, frozen=True, tag="estimating", tag_field="state"):

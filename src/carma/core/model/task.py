@@ -32,6 +32,15 @@ class Plan(Record, frozen=True, kw_only=True):
     first: bool = False  # before all other tasks, because its last attempt ended through no fault of its own
 
 
+class Relief(Record, frozen=True, kw_only=True):
+    """What pauses of its neighbours have shown of a task that was measured to be slowed down."""
+
+    since: float  # beginning of the hour in which `seconds` are counted
+    seconds: float = 0.0  # for which neighbours were paused for it
+    confirmed: bool = False  # it was faster in the last pause that tested it
+    refuted: bool = False  # it was not
+
+
 class Attempt(Record, frozen=True, kw_only=True):
     number: int
     placement: Placement
@@ -52,6 +61,8 @@ class Attempt(Record, frozen=True, kw_only=True):
     settled: bool = False  # on all of its GPUs, as last stored
     progress: StepProgress | None = None  # None: no step was counted
     paused_s: float = 0.0  # in all ended pauses
+    paused_by_carma_s: float = 0.0  # of that
+    paused_for: tuple[TaskId, ...] = ()  # slowed neighbours for which CARMA has paused it
 
     @property
     def own_energy_j(self) -> float | None:
@@ -71,6 +82,7 @@ class Task(Record, frozen=True, kw_only=True):
     fingerprint: str = ""  # of the program's files at the estimate; "" if unknown
     attempts: tuple[Attempt, ...] = ()
     plan: Plan | None = None
+    relief: Relief | None = None
     counted_from: int = 0  # recovery does not count attempts up to this number (before a retry by the user)
 
     @property

@@ -25,13 +25,9 @@ from carma.core.scheduling.forecast import (
     asked_of,
     baseline,
     forecast,
-    progress_ratio,
-    rates_of,
-    sharer_of,
-    slowdowns,
 )
 from carma.core.scheduling.gpu_view import GpuView, Holder
-from carma.core.scheduling.policy import Move, Policy, Ranked, Waits
+from carma.core.scheduling.policy import Policy, Ranked, Waits
 from carma.core.scheduling.sharing_model import mechanism_of
 
 MIN_GAIN = 0.2  # minimum gain, as a fraction of a GPU's work: less is not worth the slowdown
@@ -173,24 +169,6 @@ def urgent(waiting: Sequence[Waits], running_s: float, gpus: int) -> list[int]:
     return [place for _, place in sorted(late)]
 
 
-def moves(terms: Terms, views: Sequence[GpuView]) -> list[Move]:
-    """The newest task of each GPU where progress is clearly below the prediction and a slowdown exceeds the cap."""
-    found: list[Move] = []
-    for view in views:
-        if len(view.holders) < 2 or view.newest is None or any(holder.warming is not None for holder in view.holders):
-            continue
-        members = [sharer_of(holder, view.newest.at, terms) for holder in view.holders]
-        ratio = progress_ratio(members, rates_of(members, terms.mechanism))
-        observed = [member.observed_rate for member in members]
-        worst = max(slowdowns(members, observed, terms.mechanism))
-        if ratio < 1.0 and worst > terms.cap:
-            newest = max(view.holders, key=lambda holder: holder.key)
-            less = f"{100 * ratio:.0f} % of the progress that was predicted"
-            slow = f"a task would take {worst:.2f} times as long as alone (cap {terms.cap:g})"
-            found.append(Move(newest.key.task, f"the tasks on its GPU make {less}, and {slow}"))
-    return found
-
-
 def bound(rules: Rules) -> Policy:
     limits = limits_of(rules)
     expected, bad_case = remembering(limits.expected), remembering(limits.bad_case)
@@ -199,7 +177,6 @@ def bound(rules: Rules) -> Policy:
         rank=partial(rank, expected),
         objection=partial(objection, limits, expected, bad_case),
         urgent=urgent,
-        moves=partial(moves, limits.expected),
         joint_objection=partial(joint_objection, limits),
         bind=None,
     )

@@ -88,6 +88,7 @@ class GpuView(Record, frozen=True, kw_only=True):
     blind: str | None = None  # why the window cannot be judged
     fault: str | None = None
     drained: str | None = None  # the reason, which may be empty
+    slowed: str | None = None  # which of its tasks is slowed down beyond the limit; a sentence
 
     @property
     def idle(self) -> bool:

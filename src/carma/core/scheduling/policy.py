@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from carma.core.model.decision import Ask, Objection, Part, Refusal
 from carma.core.model.settings import Rules
-from carma.core.model.values import GpuId, Record, TaskId
+from carma.core.model.values import GpuId, Record
 from carma.core.scheduling.gpu_view import GpuView, Holder
 
 
@@ -38,18 +38,6 @@ ObjectsJointly = Callable[[Ask, Sequence[Sequence[Holder]]], Objection | None]
 """The same for a task on several GPUs at once, with the tasks on each of them."""
 
 
-class Move(Record, frozen=True, gc=False):
-    """A running task that should be on another GPU, and why, in a sentence."""
-
-    task: TaskId
-    reason: str
-
-
-Moves = Callable[[Sequence[GpuView]], Sequence[Move]]
-"""(every GPU, in index order) -> the tasks to move, the most urgent first. Tasks that cannot checkpoint are skipped;
-`rank` decides where the others go, as for any waiting task."""
-
-
 class Waits(NamedTuple):
     """A waiting task, for a policy that changes the order of the queue."""
 
@@ -74,7 +62,6 @@ class Policy(Record, frozen=True):
     settings: Record | None = None  # its own settings: a struct with defaults, bounds and descriptions
     bind: Callable[..., Policy] | None = None  # (rules, and its settings if it has any) -> the policy for a server
     uses_gate: bool = True  # False for a policy that predicts activity itself: the caps of the gate do not apply
-    moves: Moves | None = None
     joint_objection: ObjectsJointly | None = None  # None: GPUs without an objection each may be used together
 
     def bound(self, rules: Rules) -> Policy:

@@ -19,6 +19,7 @@ _IN_WORDS = {
     "WarmUp": "warming up",
     "Reserved": "reserved for another task",
     "Utilisation": "too busy",
+    "Slowed": "with a task that is slowed down too much",
     "Slowdown": "with too much predicted slowdown",
     "Memory": "with too little room",
     "TasksPerGpu": "with as many tasks as may share it",

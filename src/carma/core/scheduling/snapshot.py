@@ -19,6 +19,7 @@ from carma.core.scheduling.gpu_view import MAX_JOINT_GPUS, EndDoubt, GpuView, Ho
 from carma.core.state import EARLY_S, SERVER, State
 from carma.core.telemetry.measurements import HIDDEN_MIB, AttemptOnGpu, Live, Track
 from carma.core.telemetry.pace import belief
+from carma.core.telemetry.slowed import changes_at, limit, slowed_on
 
 
 def views(state: State, now: float) -> tuple[GpuView, ...]:
@@ -51,8 +52,22 @@ def view_of(state: State, gpu: Gpu, now: float) -> GpuView:
         blind="no sample since a task left" if outdated else _blind_to(state, live, newest),
         outdated=outdated,
         fault=newest.fault if newest is not None else None,
+        slowed=_slowed(state, gpu.id, now),
         drained=state.drained.get(gpu.id) or state.drained.get(SERVER, state.drained.get(gpu.id)),
     )
+
+
+def _slowed(state: State, gpu: GpuId, now: float) -> str | None:
+    """Why sharing on this GPU is being undone; None if it is not."""
+    pauses = (state.tasks[key.task].paused for key in state.on_gpu.get(gpu, ()))
+    relieved = next((one.slowed for one in pauses if one is not None and one.slowed is not None), None)
+    if relieved is not None:
+        return f"a task is paused for task {relieved}, which was too slow beside it"
+    found = slowed_on(state, gpu, now)
+    if found is None:
+        return None
+    how = ", inferred from activity" if found.inferred else ""
+    return f"task {found.task} takes {found.value:.2f} times as long as alone there (limit {limit(state):g}{how})"
 
 
 def _fresh_sample(state: State, live: Live, now: float) -> GpuSample | None:
@@ -291,6 +306,7 @@ def same_until(state: State, view: GpuView, now: float) -> float:
     """Until when the view stays as it is if nothing happens to the GPU; `now` where it changes with every second."""
     # After that the newest sample may count as none.
     until = inf if view.newest is None else view.newest.at + state.rules.window.stale_s - EARLY_S
+    until = min(until, changes_at(state, view.gpu.id, now))
     for holder in view.holders:
         task, track = state.tasks[holder.key.task], state.tracks.get(holder.key)
         if holder.warming is not None or task.paused is not None:

@@ -161,7 +161,7 @@ def _occupied(view: GpuView, rules: Rules, policy: Policy) -> Reason | None:
         return Reason("Exclusive", lambda held: f"{on_it(held)} on it, and the policy does not share GPUs", (holders,))
     if len(holders) >= tasks_allowed(rules):
         return Reason("TasksPerGpu", _as_many_as_allowed, (holders, rules))
-    return None
+    return None if view.slowed is None else Reason("Slowed", "{}".format, (view.slowed,))
 
 
 def _as_many_as_allowed(holders: tuple[Holder, ...], rules: Rules) -> str:

@@ -139,6 +139,7 @@ class Track:
     began_at: float | None = None
     paused_s: float = 0.0  # in all ended pauses
     pause_began_at: float | None = None  # None: it is not paused
+    slowed_since: float | None = None  # beyond the limit (slowed.py); None: it is not
     done_s: float = 0.0  # progress at `paced_at`, in seconds of run time alone (pace.py)
     paced_at: float = 0.0
     rate: float = 1.0  # predicted speed; 1: as fast as alone
