@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from carma.core.model import events as e
 from carma.core.model.values import Demand
 from carma.core.policies import lug
 from carma.core.scheduling.sharing_model import progress_rates
@@ -20,6 +21,27 @@ def test_alone_a_task_takes_its_time() -> None:
     assert figures.makespan_s == pytest.approx(600.0 + BEGIN_S)
     assert figures.slowdown_mean == pytest.approx(1.0)
     assert (figures.ooms, figures.failed) == (0, 0)
+
+
+def test_a_paused_task_keeps_its_memory_and_its_neighbour_goes_at_full_speed() -> None:
+    made = simulation(row(seconds=600.0, name="first"), row(100.0, seconds=3_000.0, name="second"))
+    made.world._noise = lambda names, rates: [0.4 / rates[0] if name == "first" else 9.0 for name in names]
+    events = []
+    for event in made.events():
+        events.append(event)
+        if isinstance(event, e.TaskUnpaused):
+            assert made.world.boards[0].used_mib == 2 * 4_000
+    (began,) = (event for event in events if isinstance(event, e.TaskPaused))
+    (ended,) = (event for event in events if isinstance(event, e.TaskUnpaused))
+    assert (began.task, began.slowed, ended.faster) == (2, 1, True)
+    assert began.slowdown == pytest.approx(2.5, rel=0.01)
+    paused_s = ended.at - began.at
+    first, second = (run.attempts[0] for run in made.runs)
+    assert first.used_s is not None
+    assert second.used_s is not None
+    alone_s = (second.ended_at - second.used_s) - (first.ended_at - first.used_s)
+    assert first.used_s == pytest.approx(alone_s + paused_s + (600.0 - alone_s - paused_s) / 0.4, rel=1e-6)
+    assert second.used_s == pytest.approx(3_000.0 + paused_s, rel=1e-6)
 
 
 def test_start_up_is_a_part_of_the_run() -> None:

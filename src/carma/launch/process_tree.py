@@ -80,22 +80,23 @@ class ProcessTrees:
                 signalled.add((one.pid, one.start_ticks))
 
     def stop(self, key: AttemptKey, started: Started) -> bool:
-        """Freeze the tree, or SIGSTOP from the root down, until no process runs: one may fork before its own turn.
-        False if some still run, for example in an uninterruptible call."""
+        """Freeze the tree, or SIGSTOP from the root down, until two looks in a row find the same processes and none of
+        them runs: one may fork before its own turn. False if some run, for example in an uninterruptible call."""
         freezer = self._groups.freezer(key) if self._groups is not None else None
-        before: set[int] = set()
+        before: set[int] | None = None
         for _ in range(STOP_ROUNDS):
             members = self._of(procfs.processes(), key, started)
+            pids = {one.pid for one in members}
             if freezer is not None:
-                pids = {one.pid for one in members}
-                if freezer.freeze(sorted(pids)) and pids == before:
-                    return True
-                before = pids
-            elif not (running := [one for one in members if one.state not in procfs.STOPPED]):
-                return True
+                still = freezer.freeze(sorted(pids))
             else:
+                running = [one for one in members if one.state not in procfs.STOPPED]
+                still = not running
                 for one in running:
                     procfs.send(one.pid, one.start_ticks, signal.SIGSTOP)
+            if still and pids == before:
+                return True
+            before = pids if still else None
             time.sleep(STOP_PAUSE_S)
         return False
 

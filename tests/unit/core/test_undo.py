@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from carma.core.model.events import Durable, PreemptionRequested, TaskPaused, TaskUnpaused
 from carma.core.model.outcome import Failed
 from carma.core.model.settings import Preemption, Rules, Undo
-from carma.core.model.values import AttemptKey, Gpu, GpuId, GpuSample, ProcessUse, SaveSignal, TaskId
+from carma.core.model.values import AttemptKey, Demand, Gpu, GpuId, GpuSample, ProcessUse, SaveSignal, TaskId
 from carma.core.policies import first_fit
 from carma.core.undo import TEST_S
 from carma.testing.builders import World
@@ -244,15 +244,14 @@ def test_a_task_that_saves_checkpoints_is_moved_instead_and_once() -> None:
 def test_what_is_only_inferred_pauses_no_task() -> None:
     shared = Shared()
     world = shared.world
-    for task in (shared.first, shared.second):
-        shared.per_s.pop(task)
+    shared.per_s.pop(shared.first)
+    for task, demand in ((shared.first, HALF), (shared.second, Demand(0.05, 0.02, 0.02))):
         known = world.task(task)
         assert known.estimate is not None
-        world.state.tasks[task] = replace(known, estimate=replace(known.estimate, demand=HALF))
+        estimate = replace(known.estimate, demand=demand, alone_steps_per_s=10.0 if task == shared.second else None)
+        world.state.tasks[task] = replace(known, estimate=estimate)
     world.activity[GpuId("GPU-0")] = (0.1, 0.05, 0.05)
-    for _ in range(200):
-        world.wait(1)
-        assert not any(isinstance(one, TaskPaused) for one in world.settle())
+    assert shared.go(300) == []
     found = shared.slowdown(shared.first)
     assert found is not None
     assert found.inferred

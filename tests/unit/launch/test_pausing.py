@@ -98,6 +98,23 @@ def test_a_tree_that_forks_stands_still_and_goes_on(launcher: ProcessLauncher, t
     until(lambda: all(now > then for now, then in zip(counts(tmp_path), before, strict=True)))
 
 
+def test_a_process_that_one_look_misses_stands_still_too(
+    launcher: ProcessLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at /proc takes time: a process that is started meanwhile is in the next one."""
+    begin(launcher, tmp_path)
+    hidden, whole = max(launcher.pids([key()])), procfs.processes
+    looks: list[int] = []
+
+    def processes() -> dict[int, procfs.Process]:
+        looks.append(1)
+        return {pid: one for pid, one in whole().items() if pid != hidden or len(looks) > 2}
+
+    monkeypatch.setattr(procfs, "processes", processes)
+    until(lambda: launcher.pause(key()))
+    assert stand_still(tmp_path)
+
+
 def test_a_process_that_was_stopped_by_its_user_is_left_alone(launcher: ProcessLauncher, tmp_path: Path) -> None:
     pid = begin(launcher, tmp_path)
     os.kill(pid, signal.SIGSTOP)

@@ -109,7 +109,9 @@ def test_a_task_runs_under_its_users_server_whatever_its_environment_says(
     ]
 
 
-def test_the_work_of_its_clients_is_ended_before_they_are_killed(place: Place, launcher: ProcessLauncher) -> None:
+def test_the_work_of_its_clients_is_ended_before_they_are_killed(
+    place: Place, launcher: ProcessLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of its own processes only, and once: a SIGTERM ends none, a repeated SIGKILL does not ask again."""
     launcher.launch(on_card(place.client("trap '' TERM; sleep 600 & wait; wait")))
     place.until_up()
@@ -118,8 +120,9 @@ def test_the_work_of_its_clients_is_ended_before_they_are_killed(place: Place, l
     launcher.signal(key(), signal.SIGTERM)
     assert place.program.terminated == []
     server = server_pid(launcher, "server")
-    for _ in range(2):
-        launcher.signal(key(), signal.SIGKILL)
+    launcher.signal(key(), signal.SIGKILL)
+    monkeypatch.setattr(launcher._confinements, "terminate_clients", pytest.fail)
+    launcher.signal(key(), signal.SIGKILL)
     until_ended(launcher, key())
     asked = [int(line.split()[1]) for line in place.program.terminated]
     assert asked

@@ -47,8 +47,6 @@ from carma_lab.simulator.task_records import owner_of, run_of, saved_work_s, spe
 
 MOST_IDLE_HEARTBEATS = 100  # heartbeats
 HEARTBEAT_S = 60.0  # period in which events that depend on time alone are noticed while a task waits
-# Before these events the steps are counted: in between, while nothing changes, there are no samples.
-GROUP_CHANGES = (e.TaskPlaced, e.AttemptEnded, e.TaskPaused, e.TaskUnpaused)
 EVERY = 256  # events, some hundredths of a second
 OnProgress = Callable[[int, int, float], None]  # ended tasks, all tasks, simulated seconds
 
@@ -280,8 +278,6 @@ class Simulation:
     # The core.
 
     def _apply(self, event: e.AnyEvent) -> Iterator[e.AnyEvent]:
-        if isinstance(event, GROUP_CHANGES) and (counts := self._counts()):
-            yield from self._apply(e.StepsCounted(self.now, counts))
         commands = step(self.state, event)
         self._knowledge.follow(self.state, event)
         yield event

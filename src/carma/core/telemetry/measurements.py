@@ -169,13 +169,12 @@ class Track:
         return 0.0 if self.began_at is None else max(0.0, until - self.began_at - self.paused_s)
 
     def continue_at(self, at: float) -> None:
-        """The pause ends. It does not count as time without memory growth, nor as a step that takes long."""
+        """The pause ends. It does not count as time without memory growth."""
         if self.pause_began_at is None:
             return
         lasted_s = max(0.0, at - self.pause_began_at)
         self.pause_began_at = None
         self.paused_s += lasted_s
-        self.step_record.points.clear()
         for seen in self.on.values():
             seen.first_at = None if seen.first_at is None else seen.first_at + lasted_s
             seen.grown_at = None if seen.grown_at is None else seen.grown_at + lasted_s

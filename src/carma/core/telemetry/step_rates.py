@@ -50,7 +50,7 @@ def _follow(state: State, key: AttemptKey, track: Track, point: StepPoint) -> No
     elif point.at <= record.newest.at:  # the last steps of a process, whose time is not known
         record.newest = StepPoint(record.newest.at, point.steps)
         return
-    elif record.points:  # else the first one after a pause
+    elif record.points:  # else the first one with these neighbours
         _count(record, point)
     record.points.append(point)
     record.newest = point
@@ -109,10 +109,8 @@ def neighbours_changed(state: State, gpus: Iterable[GpuId]) -> None:
         for key in state.on_gpu.get(gpu, ()):
             track = state.tracks.get(key)
             if track is not None:
-                record = track.step_record
-                record.per_s = None
-                while len(record.points) > 1:
-                    record.points.popleft()
+                track.step_record.per_s = None
+                track.step_record.points.clear()  # a span with both groups would be neither's
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
