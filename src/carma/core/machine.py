@@ -237,6 +237,7 @@ def _use_noted(state: State, event: e.UseNoted) -> list[Command]:
     for gpu, watts in event.empty_w.items():
         state.live_of(gpu).empty_w = watts
     usage.noted(state, event.gpus)
+    step_rates.corrections_noted(state, event.corrections)
     return []
 
 

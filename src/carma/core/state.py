@@ -2,7 +2,8 @@
 
 1. The logged part (`tasks`, `gpus`, `drained`, ...) and its indices: a replay rebuilds it exactly.
 2. The observed part (`live`, `tracks`, `usage`): it is empty after a restart and fills with the next samples. UseNoted
-   and the checkpoint keep what would be costly to lose: idle power, peaks and energy, and which attempts have settled.
+   and the checkpoint keep what would be costly to lose: idle power, peaks and energy, which attempts have settled, and
+   learned corrections of rates.
 
 It holds no caches: whatever `propose` remembers lies outside (scheduling/verdict_cache.py).
 """
@@ -17,7 +18,7 @@ from carma.core.model.outcome import Cancelled, NeverFits, Outcome, describe_to_
 from carma.core.model.settings import Rules
 from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Running, Starting
 from carma.core.model.task import Task
-from carma.core.model.values import AttemptKey, Gpu, GpuId, Placement, TaskId, TaskSpec
+from carma.core.model.values import AttemptKey, Correction, Gpu, GpuId, Placement, TaskId, TaskSpec
 from carma.core.scheduling.fair_order import FairQueue, QueueKey
 from carma.core.scheduling.fairness import Accounts
 from carma.core.scheduling.feasibility import never_fits, usable
@@ -64,6 +65,8 @@ class State:
         self.tracks: dict[AttemptKey, Track] = {}
         self.idle_w: dict[GpuId, float] = {}  # lowest mean power of each GPU while it was unused
         self.usage: dict[tuple[int, GpuId], Hour] = {}  # by hour and GPU; see usage.py
+        self.corrections: dict[str, Correction] = {}  # by command, the newest last; see pace.py
+        self.new_corrections: set[str] = set()  # those that no UseNoted has stored yet
         self.shown_on: dict[TaskId, set[GpuId]] = {}  # task -> GPUs whose newest sample shows its processes
         # Candidates that `propose` checks; a sample removes those that are not due any more:
         self.over_booking: set[GpuId] = set()  # shared GPUs on which a task may hold more than it booked

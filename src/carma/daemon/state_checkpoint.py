@@ -40,6 +40,7 @@ def restore(rules: Rules, policy: Policy, checkpoint: Checkpoint | None) -> Stat
             pace = attempt.alone.pace if attempt.alone is not None else 1.0
             track.begin(attempt.started_at, pace * (state.now - attempt.started_at))
             track.paced_at = state.now
+    state.corrections = {one.command: one for one in checkpoint.corrections}
     state.idle_w = {GpuId(gpu): watts for gpu, watts in checkpoint.idle_w.items()}
     regroup(state, state.gpus, state.now)
     for gpu, watts in checkpoint.empty_w.items():
@@ -78,6 +79,7 @@ def checkpoint(state: State, sequence: int) -> tuple[Checkpoint, tuple[Task, ...
         idle_w={str(gpu): watts for gpu, watts in state.idle_w.items()},
         empty_w={str(gpu): watts for gpu, watts in state.empty_w().items()},
         usage=state.accounts.saved(state.now),
+        corrections=tuple(state.corrections.values()),
     )
     return saved, tuple(leaving)
 

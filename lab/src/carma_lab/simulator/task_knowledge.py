@@ -22,6 +22,7 @@ from carma.estimate.history import History
 from carma.store.memory import MemoryStore
 from carma.traces import TraceTask
 from carma_lab.simulator.estimate_sources import predict_demand
+from carma_lab.simulator.sampling import STEPS_PER_S
 from carma_lab.simulator.setup import Setup
 
 
@@ -53,7 +54,7 @@ class TaskKnowledge:
             return e.TaskEstimated(at, task.id, None, (found,))
         match self._setup.demand:
             case "measured":
-                found = replace(found, demand=row.demand, runtime_s=row.seconds)
+                found = replace(found, demand=row.demand, runtime_s=row.seconds, alone_steps_per_s=STEPS_PER_S)
             case "estimate":
                 found = replace(found, demand=predict_demand(self._setup.seed, row), demand_predicted=True)
             case "history" | "none":

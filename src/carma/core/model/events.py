@@ -15,6 +15,7 @@ from carma.core.model.values import (
     Alone,
     AttemptKey,
     Confinement,
+    Correction,
     Estimate,
     Gpu,
     GpuId,
@@ -107,6 +108,7 @@ class UseNoted(Event, frozen=True, tag="use_noted"):
     gpus: tuple[GpuUsage, ...] = ()
     idle_w: dict[GpuId, float] = {}  # idle power of each GPU where it was measured
     empty_w: dict[GpuId, float] = {}  # lowest single reading of idle power, used until `idle_w` is measured
+    corrections: tuple[Correction, ...] = ()  # that have changed
 
 
 class AttemptEnded(Event, frozen=True, tag="attempt_ended"):

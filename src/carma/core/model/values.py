@@ -136,6 +136,21 @@ class StepProgress(Record, frozen=True, kw_only=True, omit_defaults=True):
     alone_per_s: float | None = None  # while it was alone on its GPUs and had settled
 
 
+class Deviation(Record, frozen=True, gc=False):
+    """How far true rates lie from those of the sharing model, in standard deviations of the model's error."""
+
+    mean: float
+    variance: float
+
+
+class Correction(Record, frozen=True, omit_defaults=True):
+    """What observed steps tell of the rates of one command of one user (scheduling/rate_correction.py)."""
+
+    command: str  # uid and a digest
+    own: Deviation  # beside any other task
+    beside: tuple[tuple[str, Deviation], ...] = ()  # beside that command; the newest comes last
+
+
 class EstimateFigures(Record, frozen=True, kw_only=True):
     """Predicted memory per GPU of the task. `upper_mib` is booked; `source` is the name of the estimator."""
 

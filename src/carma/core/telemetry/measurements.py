@@ -104,6 +104,8 @@ class StepRecord:
     alone_per_s: float | None = None
     counted: int = 0  # steps whose time is known, and that time without pauses
     counted_s: float = 0.0
+    together: StepPoint | None = None  # the first count since all tasks on its GPU have settled
+    learned_until: StepPoint | None = None  # the newest count from which a correction was learned
 
 
 @dataclass(slots=True, eq=False)

@@ -11,9 +11,11 @@ leaves one of the GPUs, not at every sample.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from hashlib import sha256
 
 from carma.core.model.task import Task
-from carma.core.model.values import Alone, Demand, GpuId, GpuSample
+from carma.core.model.values import Alone, Correction, Demand, GpuId, GpuSample
 from carma.core.scheduling.sharing_model import mechanism_of, progress_rates
 from carma.core.state import State
 from carma.core.telemetry.measurements import AttemptOnGpu, Live, Member, Track
@@ -25,6 +27,7 @@ OVERRIDE_RELATIVE, OVERRIDE_ABSOLUTE = 0.33, 0.05  # difference from which an ob
 IDLE_RELATIVE = 0.25  # a task on several GPUs leaves a GPU idle below this part of its estimated demand
 NO_DEMAND = Demand(0.0, 0.0, 0.0, 0.0, 0.0)  # of a GPU that the task leaves idle; such a GPU does not slow it down
 LEAST_RATIO = 0.05  # minimum of observed / predicted activity, so that a task that waits for data is never stopped
+MAX_COMMANDS = 16_384  # whose digests are remembered
 MOST_S = 15.0  # maximum weight of one sample, however long ago the previous one was
 
 
@@ -57,6 +60,24 @@ def _contradicts(task: Task, seen: AttemptOnGpu, estimated: Demand) -> bool:
     return seen.solo.alone_s >= BELIEVED_S and abs(shown - expected) > limit
 
 
+def correction_of(state: State, task: Task, demand: Demand | None) -> Correction | None:
+    """What is learned of the rates of its command; None if it has never shared a GPU, or if its demand is unknown, so
+    that rates rest on an assumption that has nothing to do with it."""
+    return None if demand is None or not state.corrections else state.corrections.get(command_of(task))
+
+
+def command_of(task: Task) -> str:
+    """Identifies the command among all users: as for history, its words, its directory and its files."""
+    spec = task.spec
+    return _command(task.owner.uid, spec.command, spec.directory, task.fingerprint)
+
+
+@lru_cache(MAX_COMMANDS)
+def _command(uid: int, command: tuple[str, ...], directory: str, fingerprint: str) -> str:
+    words = "\0".join((directory, fingerprint, *command)).encode(errors="backslashreplace")
+    return f"{uid}:{sha256(words).hexdigest()[:16]}"
+
+
 # -- progress -------------------------------------------------------------------------------------------------------
 
 
@@ -72,7 +93,12 @@ def regroup(state: State, gpus: Iterable[GpuId], now: float) -> None:
             track.advance_to(now, live.activity_ratio)
             touched[id(track)] = track
         demands = [_demand_now(state.tasks[key.task], track.on.get(gpu)) for key, track in tracks]
-        for (_, track), rate in zip(tracks, progress_rates(demands, mechanism_of(state.rules)), strict=True):
+        corrections = [
+            correction_of(state, state.tasks[key.task], demand)
+            for (key, _), demand in zip(tracks, demands, strict=True)
+        ]
+        rates = progress_rates(demands, mechanism_of(state.rules), corrections=corrections)
+        for (_, track), rate in zip(tracks, rates, strict=True):
             track.rates[gpu] = rate
         live.activity_ratio = 1.0
     for track in touched.values():
@@ -138,7 +164,7 @@ def _compare(
         return
     predicted = 0.0
     for member, rate in zip(present, rates, strict=True):
-        demand = _believed(state.tasks[member.key.task], member.seen)
+        demand = independent_demand(state.tasks[member.key.task], member.seen)
         if demand is None or not _calm(member.seen, sample.at):
             return
         predicted += demand.sm_active * rate
@@ -147,7 +173,7 @@ def _compare(
         live.activity_ratio += (ratio - live.activity_ratio) * min(1.0, s / BELIEVED_S)
 
 
-def _believed(task: Task, seen: AttemptOnGpu) -> Demand | None:
+def independent_demand(task: Task, seen: AttemptOnGpu) -> Demand | None:
     """The task's demand, if it is known independently of these neighbours."""
     estimated = task.estimate.demand if task.estimate is not None and not _predicted(task) else None
     if estimated is not None and task.spec.gpus == 1:
