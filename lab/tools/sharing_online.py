@@ -65,7 +65,7 @@ def replayed(
     return {
         "variances": variances(unseen, rates, twice),
         "same_group": summary(list(chain.from_iterable(same_group(one, other) for one, other in pairs))),
-        "other_groups": summary([each for seed in range(ORDERS) for each in other_groups(groups, seed)]),
+        "other_groups": summary([each for seed in range(ORDERS) for each in other_groups(groups, seed)], ORDERS),
     }
 
 
@@ -113,10 +113,11 @@ def _with_cautious(group: Predicted, known: Sequence[Correction | None]) -> list
     return [(rate, rate * float(np.exp(part * (slope * (rate - 1.0) - least)))) for rate, part in pairs]
 
 
-def summary(found: Sequence[Judged]) -> dict[str, Any]:
+def summary(found: Sequence[Judged], times: int = 1) -> dict[str, Any]:
+    """Each rate was judged `times` times."""
     was = np.array([one.was for one in found])
     before, after = (np.array([getattr(one, when) for one in found]) for when in ("before", "after"))
-    return {"rates": len(found), "before": _errors(was, before), "after": _errors(was, after)}
+    return {"rates": len(found) // times, "before": _errors(was, before), "after": _errors(was, after)}
 
 
 def _errors(was: Array, said: Array) -> dict[str, float]:
