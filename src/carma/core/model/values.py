@@ -150,6 +150,10 @@ class Correction(Record, frozen=True, omit_defaults=True):
     own: Deviation  # beside any other task
     beside: tuple[tuple[str, Deviation], ...] = ()  # beside that command; the newest comes last
 
+    def __hash__(self) -> int:
+        """Predictions are remembered by corrections; a hash of all deviations would take longer than they save."""
+        return hash((self.command, self.own.mean))
+
 
 class EstimateFigures(Record, frozen=True, kw_only=True):
     """Predicted memory per GPU of the task. `upper_mib` is booked; `source` is the name of the estimator."""
