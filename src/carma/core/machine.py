@@ -229,10 +229,14 @@ def _shrunk(state: State, task: Task, event: e.BookingShrunk) -> list[Command]:
 
 
 def _use_noted(state: State, event: e.UseNoted) -> list[Command]:
-    for use in event.attempts:
-        task = _current(state, use.key)
-        if task is not None:
-            _store_use(state, task, use)
+    uses = {use.key: use for use in event.attempts}
+    for key in tuple(
+        state.active.values()
+    ):  # all of them, because a task that is stored moves to the end of the indices
+        if key in uses:
+            _store_use(state, state.tasks[key.task], uses[key])
+        else:
+            state.put(state.tasks[key.task])
     state.idle_w.update(event.idle_w)
     for gpu, watts in event.empty_w.items():
         state.live_of(gpu).empty_w = watts

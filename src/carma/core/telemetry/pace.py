@@ -39,7 +39,8 @@ def belief(task: Task, seen: AttemptOnGpu | None) -> Demand | None:
         return estimated if seen is None or seen.solo.alone_s < BELIEVED_S or not _predicted(task) else seen.solo.demand
     if known and seen is not None:
         return NO_DEMAND if estimated is not None and seen.solo.sm_active < OVERRIDE_ABSOLUTE else seen.solo.demand
-    for attempt in reversed(task.attempts):
+    # What is stored of a running attempt is older than what is observed of it, and when it is stored decides nothing.
+    for attempt in reversed(task.attempts if seen is None else task.attempts[:-1]):
         if attempt.alone is not None:
             return attempt.alone.demand
     return None
