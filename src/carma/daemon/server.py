@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -50,6 +50,9 @@ from carma.trial.fingerprint import fingerprint
 from carma.trial.protocol import Context, NoTrials
 from carma.trial.trial_run import TrialRuns
 
+if TYPE_CHECKING:
+    from carma.daemon.metrics.endpoint import MetricsEndpoint
+
 log = logging.getLogger("carma.daemon")
 
 TRACE = "trace"  # the estimator that uses trial runs
@@ -65,6 +68,7 @@ class DaemonParts(NamedTuple):
     probes: Probes
     store: SqliteStore
     replayed: ReplayedLog
+    metrics: MetricsEndpoint | None
 
 
 async def serve(paths: Paths, loaded: LoadedSettings, store: SqliteStore, ready: Callable[[], None]) -> int:
@@ -117,13 +121,14 @@ def _handle_signals(parts: DaemonParts) -> None:
 
 def _start_background(parts: DaemonParts, server: HttpServer, address: Address) -> list[asyncio.Task[None]]:
     """The HTTP server comes first: it ends by itself."""
-    shell, store = parts.shell, parts.store
+    shell, store, metrics = parts.shell, parts.store, parts.metrics
     work: dict[str, Coroutine[object, object, None]] = {
         "http": server.run(),
         "housekeeping": keep_tidy(shell, store, shell.paths.log_dir),
         "socket": keep_reachable(address, server),
         "MPS servers": _maintain(parts),
         "database": home.watch_database(lambda: shell.read(store.in_place), shell.fail, store.path),
+        **({"metrics": metrics.run()} if metrics is not None else {}),
     }
     return [asyncio.create_task(one, name=name) for name, one in work.items()]
 
@@ -220,7 +225,21 @@ def _build(paths: Paths, loaded: LoadedSettings, store: SqliteStore) -> DaemonPa
     executor = Executor(shell, launcher, estimates, probes.find_frameworks if source.trials else None)
     steps = StepFiles(paths.log_dir)
     loop = Loop(shell, executor, source.sampler, period_s=settings.monitor.period_s, steps=steps)
-    return DaemonParts(shell, loop, launcher, estimates, probes, store, replayed)
+    return DaemonParts(shell, loop, launcher, estimates, probes, store, replayed, _open_metrics(shell))
+
+
+def _open_metrics(shell: Shell) -> MetricsEndpoint | None:
+    """None if no endpoint is configured, or if its address is taken: tasks run without metrics too."""
+    settings = shell.settings.metrics
+    if not settings.listen:
+        return None
+    from carma.daemon.metrics.endpoint import MetricsEndpoint  # with prometheus_client
+
+    try:
+        return MetricsEndpoint(shell, settings)
+    except OSError as error:
+        log.error("there are no metrics, because %s cannot be used: %s", settings.listen, error.strerror)
+        return None
 
 
 def _make_launcher(paths: Paths, loaded: LoadedSettings, source: GpuSource, gpus: Sequence[Gpu]) -> ProcessLauncher:
