@@ -100,10 +100,18 @@ def test_every_reading_has_a_source_and_a_missing_figure_is_absent() -> None:
 
 def test_a_task_has_series_only_while_it_runs() -> None:
     world = busy_world()
+    world.activity[GpuId("GPU-0")] = (0.1, 0.1, 0.1)
+    world.wait(30)
+    world.settle()
+    world.start()
+    starting = world.submit(1_024)
+    world.wait(30)
+    world.settle()
+    assert world.placed(starting)
     world.end(TaskId(1), Failed(1))
     world.sample()
     tasks = {labels[0] for name, labels, _ in read(world.state, world.now) if name.startswith("carma_task_")}
-    assert tasks == {"2"}
+    assert tasks == {"2", "4"}
 
 
 def test_a_drained_server_drains_every_gpu() -> None:
