@@ -12,6 +12,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from carma.core import checkpoint_request as saving
+from carma.core import notices
 from carma.core.attempt_end import record_end
 from carma.core.model import events as e
 from carma.core.model.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
@@ -52,6 +53,9 @@ def step(state: State, event: e.AnyEvent) -> list[Command]:
             return saving.requested(state, _task(state, event.task), event)
         case e.PreemptionMissed():
             return saving.missed(state, _task(state, event.task), event)
+        case e.NoticeSent(task=task_id, kind=kind, about_at=at):
+            state.put(notices.without_notice(_task(state, task_id), kind, at))
+            return []
         case e.TaskChanged():
             return _changed(state, _task(state, event.task), event)
         case _:
@@ -319,24 +323,31 @@ def _warned(state: State, task: Task, signal: int) -> list[Command]:
 
 
 def _finish(state: State, task: Task, at: float, outcome: Outcome) -> None:
-    state.put(replace(task, status=Finished(at, outcome)))
+    finished = replace(task, status=Finished(at, outcome))
+    kinds = notices.kinds_of_end(task, outcome)
+    state.put(notices.with_notice(finished, kinds, at, state.rules.notify))
     state.overtaken.pop(task.id, None)
 
 
-Move = e.RecoveryPlanned | e.RecoveryDue | e.TaskFinished | e.TaskHeld | e.TaskReleased | e.TaskRetried
+Move = e.RecoveryPlanned | e.RecoveryDue | e.TaskFinished | e.NoticeDue | e.TaskHeld | e.TaskReleased | e.TaskRetried
 
 
 def _moved(state: State, task: Task, event: Move) -> list[Command]:
     """A change of status that depends on the current one."""
     match (event, task.status):
         case (e.RecoveryPlanned(plan=plan, until=until), Ended(at=ended_at, held=held)):
-            state.put(replace(task, plan=plan, status=Recovering(ended_at, until, held)))
+            recovering = replace(task, plan=plan, status=Recovering(ended_at, until, held))
+            kinds = notices.kinds_of_retry(task)
+            state.put(notices.with_notice(recovering, kinds, event.at, state.rules.notify))
         case (e.RecoveryDue(), Recovering(since=since, held=held)):
             state.put(replace(task, status=Queued(since, held)))
         case (e.TaskFinished(outcome=outcome), Ended(at=ended_at)):
             _finish(state, task, ended_at, outcome)  # not event.at, which can be hours later, after a restart
         case (e.TaskFinished(outcome=outcome), Estimating() | Queued() | Recovering()):
             _finish(state, task, event.at, outcome)
+        case (e.NoticeDue(), Queued() as status):
+            waiting = replace(task, status=replace(status, wait_noted=True))
+            state.put(notices.with_notice(waiting, ("wait",), event.at, state.rules.notify))
         case (e.TaskHeld(), Queued() | Estimating()):
             state.put(replace(task, status=replace(task.status, held=True)))
         case (e.TaskReleased(), Queued() | Estimating()):

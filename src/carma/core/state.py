@@ -19,6 +19,7 @@ from carma.core.model.settings import Rules
 from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Running, Starting
 from carma.core.model.task import Task
 from carma.core.model.values import AttemptKey, Correction, Gpu, GpuId, Placement, TaskId, TaskSpec
+from carma.core.notices import long_wait_at
 from carma.core.scheduling.fair_order import FairQueue, QueueKey
 from carma.core.scheduling.fairness import Accounts
 from carma.core.scheduling.feasibility import never_fits, usable
@@ -57,7 +58,7 @@ class State:
         self.dependents: dict[TaskId, set[TaskId]] = {}  # task -> tasks that depend on it
         self.active_in_array: dict[TaskId, int] = {}  # array -> number of its active tasks
         self.impossible: dict[TaskId, Outcome] = {}  # waiting tasks that can never start, and why
-        self.deadlines: list[tuple[float, TaskId]] = []  # sorted: when a time limit, or the warning before it, is due
+        self.deadlines: list[tuple[float, TaskId]] = []  # sorted: when a limit, its warning or a long wait is due
         self.usable: tuple[Gpu, ...] = ()  # the GPUs that take tasks, largest first
         self.versions: dict[GpuId, int] = {}  # increased with every change that concerns the GPU; see `touch`
         # Observed, not logged:
@@ -110,8 +111,8 @@ class State:
             self.touch(gpu)
 
     def _set_deadline(self, before: Task | None, task: Task | None) -> None:
-        old_at = None if before is None else due_at(before)
-        new_at = None if task is None else due_at(task)
+        old_at = None if before is None else due_at(before, self.rules)
+        new_at = None if task is None else due_at(task, self.rules)
         if old_at != new_at and before is not None and old_at is not None:
             del self.deadlines[bisect_left(self.deadlines, (old_at, before.id))]
         if old_at != new_at and task is not None and new_at is not None:
@@ -266,9 +267,11 @@ class State:
         return {gpu: watts for gpu, watts in read.items() if watts is not None}
 
 
-def due_at(task: Task) -> float | None:
-    """When the next thing about its time limit is due; None: never."""
+def due_at(task: Task, rules: Rules) -> float | None:
+    """When its time limit, the warning before it, or the notice of its long wait is due; None: never."""
     status, limit_s = task.status, task.spec.time_limit_s
+    if isinstance(status, Queued):
+        return long_wait_at(task, rules.notify)
     if limit_s is None or not isinstance(status, Running) or status.ending is not None:
         return None
     warn = task.spec.warn

@@ -31,6 +31,7 @@ from carma.daemon.housekeeping import keep_tidy
 from carma.daemon.http.http_server import HttpServer, fitting_limits
 from carma.daemon.http.socket_address import Address, keep_reachable
 from carma.daemon.loop import Loop
+from carma.daemon.notices import Notices
 from carma.daemon.probes.pool import Probes
 from carma.daemon.recovery_on_start import ReplayedLog, last_time, reconcile, replay, skip_used_ids
 from carma.daemon.runtime import SteadyClock
@@ -69,6 +70,7 @@ class DaemonParts(NamedTuple):
     store: SqliteStore
     replayed: ReplayedLog
     metrics: MetricsEndpoint | None
+    notices: Notices
 
 
 async def serve(paths: Paths, loaded: LoadedSettings, store: SqliteStore, ready: Callable[[], None]) -> int:
@@ -89,6 +91,7 @@ async def serve(paths: Paths, loaded: LoadedSettings, store: SqliteStore, ready:
         await _while_running(running, parts.shell.stopping.wait())
         if parts.shell.cancel_at_stop:
             await _while_running(running, parts.loop.cancel_all())
+        await _while_running(running, parts.notices.drain())
     finally:
         _notify("STOPPING=1")
         server.stop()
@@ -143,6 +146,7 @@ async def _close(parts: DaemonParts) -> None:
         except (OSError, TimeoutError) as error:
             log.error("the MPS servers could not be stopped: %s", error)
     await parts.loop.close()
+    await parts.notices.close()
     await parts.probes.close()
     await parts.loop.writer.close()
 
@@ -222,10 +226,12 @@ def _build(paths: Paths, loaded: LoadedSettings, store: SqliteStore) -> DaemonPa
     probes = Probes()
     launcher = _make_launcher(paths, loaded, source, gpus)
     estimates = _make_estimates(shell, source, gpus)
-    executor = Executor(shell, launcher, estimates, probes.find_frameworks if source.trials else None)
+    notices = Notices(shell, settings.notify, probes.notify)
+    find_frameworks = probes.find_frameworks if source.trials else None
+    executor = Executor(shell, launcher, estimates, find_frameworks, notices.send)
     steps = StepFiles(paths.log_dir)
     loop = Loop(shell, executor, source.sampler, period_s=settings.monitor.period_s, steps=steps)
-    return DaemonParts(shell, loop, launcher, estimates, probes, store, replayed, _open_metrics(shell))
+    return DaemonParts(shell, loop, launcher, estimates, probes, store, replayed, _open_metrics(shell), notices)
 
 
 def _open_metrics(shell: Shell) -> MetricsEndpoint | None:

@@ -66,7 +66,8 @@ def checkpoint(state: State, sequence: int) -> tuple[Checkpoint, tuple[Task, ...
     kept: list[Task] = []
     leaving: list[Task] = []
     for task in state.tasks.values():
-        done = isinstance(task.status, Finished) and task.id not in state.dependents and not _shown(state, task.id)
+        needed = task.id in state.dependents or bool(task.notices) or _shown(state, task.id)
+        done = isinstance(task.status, Finished) and not needed
         (leaving if done else kept).append(task)
     saved = Checkpoint(
         sequence=sequence,

@@ -29,7 +29,7 @@ def _indices(state: State) -> list[str]:
         (gpu, t.key) for t in tasks if isinstance(t.status, Starting | Running) for gpu in t.status.placement.gpus
     }
     impossible = {t.id: outcome for t in tasks if (outcome := state.outcome_if_impossible(t)) is not None}
-    deadlines = sorted((at, t.id) for t in tasks if (at := due_at(t)) is not None)
+    deadlines = sorted((at, t.id) for t in tasks if (at := due_at(t, state.rules)) is not None)
     indices: dict[str, tuple[object, object]] = {
         "queued": (state.queue, queued),
         "estimating": (state.estimating, estimating),

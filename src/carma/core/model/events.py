@@ -22,6 +22,7 @@ from carma.core.model.values import (
     GpuSample,
     GpuUsage,
     NoEstimate,
+    NoticeKind,
     Owner,
     Placement,
     Record,
@@ -177,6 +178,23 @@ class PreemptionMissed(Event, frozen=True, tag="preemption_missed"):
     task: TaskId
 
 
+class NoticeDue(Event, frozen=True, tag="notice_due"):
+    """The task has waited for `notify.wait_s`, and a notice of that is wanted."""
+
+    task: TaskId
+
+
+class NoticeSent(Event, frozen=True, tag="notice_sent"):
+    """A notice of that kind, of the event at `about_at`, was sent. `sent_to`: the kinds of its targets that took it;
+    `problems`: why others did not. It is not sent again."""
+
+    task: TaskId
+    kind: NoticeKind
+    about_at: float
+    sent_to: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
 class TaskHeld(Event, frozen=True, tag="task_held"):
     task: TaskId
 
@@ -240,6 +258,8 @@ TaskEvent = (
     | TaskWarned
     | PreemptionRequested
     | PreemptionMissed
+    | NoticeDue
+    | NoticeSent
     | TaskHeld
     | TaskReleased
     | TaskRetried

@@ -35,6 +35,7 @@ class Estimating(Record, frozen=True, tag="estimating", tag_field="state"):
 class Queued(Record, frozen=True, tag="queued", tag_field="state"):
     since: float
     held: bool = False
+    wait_noted: bool = False  # whether its user was to be notified of this long wait
 
 
 class Starting(Record, frozen=True, tag="starting", tag_field="state"):

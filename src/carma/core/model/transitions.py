@@ -33,6 +33,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     ),
     Transition(Queued, e.TaskPlaced, Starting, "GPUs were chosen and its memory is booked on them."),
     Transition(Queued, e.TaskChanged, Estimating, "The user changed its memory: it is estimated again."),
+    Transition(Queued, e.NoticeDue, Queued, "It has waited for long, and its user is notified."),
     Transition(Queued, e.TaskHeld, Queued, "It is held: not started until it is released."),
     Transition(Queued, e.TaskReleased, Queued, "It may start again."),
     Transition(Queued, e.StopRequested, Finished, "It was cancelled."),

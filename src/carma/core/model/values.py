@@ -77,6 +77,17 @@ class SaveSignal(Record, frozen=True):
     grace_s: float = 120.0
 
 
+NoticeKind = Literal["finish", "failure", "oom", "retry", "wait"]
+DEFAULT_NOTICES: tuple[NoticeKind, ...] = ("finish", "failure", "oom", "wait")
+
+
+class Notify(Record, frozen=True, kw_only=True):
+    """Whom to notify of a task: `mailto:ADDRESS`, the URL of a webhook or of Apprise, or a command line."""
+
+    targets: tuple[str, ...]
+    on: tuple[NoticeKind, ...] = DEFAULT_NOTICES
+
+
 Mechanism = Literal["timeslice", "mps", "mig"]  # how tasks share a GPU
 
 
@@ -106,6 +117,7 @@ class TaskSpec(Record, frozen=True, kw_only=True):
     threads_percent: int | None = None  # share of the SMs under MPS; None: all
     checkpoint: SaveSignal | None = None  # None: the task cannot save on request
     progress: bool = True  # whether its optimizer steps are counted
+    notify: Notify | None = None
 
 
 class Demand(Record, frozen=True, omit_defaults=True):

@@ -161,6 +161,12 @@ def _of_task(event: e.TaskEvent, whole: bool) -> str:
             return "queued again on request" + ("; the booking that recovery had found is discarded" if fresh else "")
         case e.TaskChanged():
             return _changed(event, whole)
+        case e.NoticeDue():
+            return "has waited for long; a notice is due"
+        case e.NoticeSent(kind=kind, sent_to=sent_to, problems=problems):
+            failed = "; ".join(problems) if whole else show_count(len(problems), "target") + " failed"
+            parts = ([f"sent by {' and '.join(sent_to)}"] if sent_to else []) + ([failed] if problems else [])
+            return f"notice ({kind}): " + "; ".join(parts or ["there was no target"])
         case e.RecoveryDue() | e.TaskHeld() | e.TaskReleased() | e.TaskRestored() | e.PreemptionMissed():
             return _FIXED_TEXTS[type(event)]
         case _:
