@@ -65,6 +65,8 @@ EVENTS: tuple[Callable[[float, Task], e.Durable], ...] = (
     lambda at, task: e.PreemptionRequested(at, task.id, "alice", 10, 3.0),
     lambda at, task: e.PreemptionMissed(at, task.id),
     lambda at, task: e.NoticeDue(at, task.id),
+    lambda at, task: e.IdleNoted(at, task.id, at, "pack"),
+    lambda at, task: e.IdleOver(at, task.id),
     lambda at, task: e.NoticeSent(at, task.id, "wait", at),
     lambda at, task: e.TaskHeld(at, task.id),
     lambda at, task: e.TaskReleased(at, task.id),

@@ -31,7 +31,7 @@ def _name(gpu: GpuView) -> str:
 
 
 def _tasks(gpu: GpuView) -> str:
-    tasks = ",".join(str(task) for task in gpu.tasks) or "-"
+    tasks = ",".join(f"{task} idle" if task in gpu.idle_tasks else str(task) for task in gpu.tasks) or "-"
     return tasks + (f" +{len(gpu.foreign)} foreign" if gpu.foreign else "")
 
 

@@ -75,7 +75,7 @@ OPTIONS: tuple[tuple[str, Any, str], ...] = (
     (
         "--notify-on",
         Parsed("EVENTS", parse_kinds),
-        "Events to notify of (default finish,failure,oom,wait); all.",
+        "Events to notify of: finish,failure,oom,wait,idle (default),retry.",
     ),
     ("--comment", Parsed("TEXT", str), "Comment, shown by `carma show`."),
 )

@@ -17,13 +17,22 @@ from carma.core.attempt_end import record_end
 from carma.core.model import events as e
 from carma.core.model.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
 from carma.core.model.outcome import Outcome, OutOfMemory
-from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Running, Starting, effective_ending
+from carma.core.model.status import (
+    Ended,
+    Estimating,
+    Finished,
+    Queued,
+    Recovering,
+    Running,
+    Starting,
+    effective_ending,
+)
 from carma.core.model.task import Attempt, Task
 from carma.core.model.values import AttemptKey, Booking, GpuId, TaskId
 from carma.core.recovery import blame
 from carma.core.state import SERVER, InvalidEvent, State
+from carma.core.telemetry import idle, step_rates, usage
 from carma.core.telemetry import observation as observe
-from carma.core.telemetry import step_rates, usage
 from carma.core.telemetry.measurements import Track
 from carma.core.telemetry.pace import regroup
 
@@ -329,10 +338,7 @@ def _finish(state: State, task: Task, at: float, outcome: Outcome) -> None:
     state.overtaken.pop(task.id, None)
 
 
-Move = e.RecoveryPlanned | e.RecoveryDue | e.TaskFinished | e.NoticeDue | e.TaskHeld | e.TaskReleased | e.TaskRetried
-
-
-def _moved(state: State, task: Task, event: Move) -> list[Command]:
+def _moved(state: State, task: Task, event: e.TaskEvent) -> list[Command]:
     """A change of status that depends on the current one."""
     match (event, task.status):
         case (e.RecoveryPlanned(plan=plan, until=until), Ended(at=ended_at, held=held)):
@@ -348,6 +354,8 @@ def _moved(state: State, task: Task, event: Move) -> list[Command]:
         case (e.NoticeDue(), Queued() as status):
             waiting = replace(task, status=replace(status, wait_noted=True))
             state.put(notices.with_notice(waiting, ("wait",), event.at, state.rules.notify))
+        case (e.IdleNoted() | e.IdleOver(), Running()):
+            idle.apply(state, task, event)
         case (e.TaskHeld(), Queued() | Estimating()):
             state.put(replace(task, status=replace(task.status, held=True)))
         case (e.TaskReleased(), Queued() | Estimating()):

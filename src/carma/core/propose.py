@@ -25,7 +25,7 @@ from carma.core.recovery import GiveUp, next_step
 from carma.core.scheduling.scheduling_pass import schedule
 from carma.core.scheduling.verdict_cache import VerdictCache
 from carma.core.state import EARLY_S, State, in_order
-from carma.core.telemetry import watchdog
+from carma.core.telemetry import idle, watchdog
 from carma.core.telemetry.booking_shrink import shrinks
 from carma.core.telemetry.observation import to_store
 
@@ -35,6 +35,7 @@ def propose(state: State, now: float, cache: VerdictCache | None = None) -> list
     due: list[Durable] = []
     due.extend(watchdog.stops(state, now))
     due.extend(_ends_and_recoveries(state, now))
+    due.extend(idle.events(state, now))
     stopped = {event.task for event in due if isinstance(event, StopRequested)}
     due.extend(event for event in _limits(state, now) if event.task not in stopped)
     due.extend(preempt.stayed(state, now))

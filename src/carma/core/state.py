@@ -72,6 +72,7 @@ class State:
         # Candidates that `propose` checks; a sample removes those that are not due any more:
         self.over_booking: set[GpuId] = set()  # shared GPUs on which a task may hold more than it booked
         self.grown: set[TaskId] = set()  # active tasks whose peak memory may have to be stored
+        self.idle: set[TaskId] = set()  # active tasks that became idle holders, or are none any more
         self.settled: set[TaskId] = set()  # active tasks whose booking may shrink
 
     def set_gpus(self, gpus: Iterable[Gpu]) -> None:
@@ -190,6 +191,7 @@ class State:
         """`propose` has to check the peak memory and the booking of an active task."""
         self.grown.add(task.id)
         self.settled.add(task.id)
+        self.idle.add(task.id)
 
     def _index(self, task: Task) -> None:
         match task.status:
@@ -232,6 +234,7 @@ class State:
                 del self.active[task.id]
                 self.preempting.discard(task.id)
                 self.grown.discard(task.id)
+                self.idle.discard(task.id)
                 self.settled.discard(task.id)
                 for gpu in placement.gpus:
                     del self.on_gpu[gpu][task.key]

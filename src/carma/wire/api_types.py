@@ -172,6 +172,7 @@ class TaskView(Answer, frozen=True, kw_only=True):
     sm_active: float | None = None  # the newest attempt's share of SM activity
     checkpoint_signal: int | None = None  # signal on which it saves and ends; None: it cannot save on request
     checkpoint_grace_s: float | None = None  # time for saving
+    idle_since: float | None = None  # of an idle holder: when it last used the SMs
     asked_to_save_at: float | None = None  # of a running task: time of the preemption request
     ran_s: float | None = None  # run time of its newest attempt so far; None: it never started
     progress: ProgressView = ProgressView()  # of its newest attempt
@@ -224,6 +225,7 @@ class GpuView(ActivityView, frozen=True, kw_only=True):
     booked_mib: int
     room_mib: int | None
     tasks: tuple[int, ...]
+    idle_tasks: tuple[int, ...] = ()  # of these, idle holders
     foreign: tuple[ForeignView, ...] = ()
     risk: dict[str, float] = {}  # the gate's summary of each metric
     gpu_util: float | None = None

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from carma.core.model.events import IdleNoted
 from carma.core.model.outcome import Failed
 from carma.core.model.settings import NotifyRules
 from carma.core.model.task import Notice
@@ -35,7 +36,7 @@ from tests.unit.daemon.api_server import until
 from tests.unit.daemon.shells import make_shell, writing
 
 LIMIT_S = 120.0
-ALL = Notify(targets=("mailto:a@b",), on=("finish", "failure", "oom", "retry", "wait"))
+ALL = Notify(targets=("mailto:a@b",), on=("finish", "failure", "oom", "retry", "wait", "idle"))
 MESSAGE = Message(
     targets=(),
     subject="CARMA: task 7",
@@ -333,6 +334,11 @@ def test_the_text_says_what_happened() -> None:
     given_up = world.submit(1_024, name="small", notify=ALL, held=True)
     world.stop(given_up, by="root")
     keep("cancelled by another", given_up)
+    world.wait(120)
+    world.settle()
+    world.start()
+    world.emit(IdleNoted(world.now, oom, world.now - 1_800, "end"))
+    keep("idle", oom)
     notice = Notice("wait", world.now + 3_600, 0)
     waits = replace(world.task(given_up), notices=(notice,))
     for whole in (True, False):

@@ -50,6 +50,8 @@ EVENTS: list[e.Durable] = [
     e.TaskWarned(1.0, TASK, 10),
     e.PreemptionRequested(1.0, TASK, "bob", 10, 120.0, "hunter2", hold=True),
     e.PreemptionMissed(1.0, TASK),
+    e.IdleNoted(4_000.0, TASK, 400.0, "end"),
+    e.IdleOver(4_000.0, TASK),
     e.NoticeDue(1.0, TASK),
     e.NoticeSent(1.0, TASK, "failure", 1.0, ("e-mail", "command"), ("webhook: hunter2",)),
     e.TaskHeld(1.0, TASK),

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from carma.core.model.decision import Refusal, Verdict
-from carma.core.model.events import AttemptStarted, GpuDrained, GpusSampled, StopRequested
+from carma.core.model.events import AttemptStarted, GpuDrained, GpusSampled, IdleNoted, StopRequested
 from carma.core.model.outcome import (
     Cancelled,
     Disrupted,
@@ -355,3 +355,13 @@ def test_with_a_policy_that_does_not_share_a_gpu_with_a_task_is_closed_to_others
     world.submit(1_000)
     world.settle()
     assert gpus(world)[0].state == "exclusive"
+
+
+def test_an_idle_holder_is_shown_with_its_task_and_on_its_gpu() -> None:
+    world = World(1)
+    task = world.run(1_024)
+    assert (shown(world, task).idle_since, gpus(world)[0].idle_tasks) == (None, ())
+    world.emit(IdleNoted(world.now, task, world.now - 1_800, "show"))
+    view = shown(world, task)
+    assert (view.idle_since, view.reason_code) == (world.now - 1_800, "Idle")
+    assert (gpus(world)[0].tasks, gpus(world)[0].idle_tasks) == ((task,), (task,))

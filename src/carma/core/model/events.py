@@ -21,6 +21,7 @@ from carma.core.model.values import (
     GpuId,
     GpuSample,
     GpuUsage,
+    IdleAction,
     NoEstimate,
     NoticeKind,
     Owner,
@@ -195,6 +196,20 @@ class NoticeSent(Event, frozen=True, tag="notice_sent"):
     problems: tuple[str, ...] = ()
 
 
+class IdleNoted(Event, frozen=True, tag="idle_noted"):
+    """The running task holds memory and has not used the SMs since `since`."""
+
+    task: TaskId
+    since: float
+    action: IdleAction
+
+
+class IdleOver(Event, frozen=True, tag="idle_over"):
+    """The task uses the SMs again, or the daemon that observed it has ended."""
+
+    task: TaskId
+
+
 class TaskHeld(Event, frozen=True, tag="task_held"):
     task: TaskId
 
@@ -260,6 +275,8 @@ TaskEvent = (
     | PreemptionMissed
     | NoticeDue
     | NoticeSent
+    | IdleNoted
+    | IdleOver
     | TaskHeld
     | TaskReleased
     | TaskRetried

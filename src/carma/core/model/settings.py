@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 from msgspec.structs import replace
 
-from carma.core.model.values import Booking, Guard, NoticeKind, Record, TaskSpec
+from carma.core.model.values import Booking, Guard, IdleAction, NoticeKind, Record, TaskSpec
 
 # Two arrays of the largest size (measured: such a queue takes about 55 MB of memory and 45 MB of disk).
 WAITING_LIMIT = 20_000
@@ -308,6 +308,24 @@ class Stopping(Record, frozen=True, kw_only=True):
         return self.grace_s if spec.grace_s is None else spec.grace_s
 
 
+class IdleRules(Record, frozen=True, kw_only=True):
+    """Tasks that hold GPU memory without using the SMs. They are shown in any case."""
+
+    after_s: Annotated[
+        float, Meta(ge=0.0, description="Time without use of the SMs after which a task is an idle holder; 0: never.")
+    ] = 1800.0
+    action: Annotated[
+        IdleAction,
+        Meta(
+            description="show: only show it and notify its user. pack: place others as if it used no SMs. end: end it "
+            "after a warning."
+        ),
+    ] = "show"
+    warn_s: Annotated[
+        float, Meta(ge=0.0, description="end: time between the warning, which is a notice, and the end, in seconds.")
+    ] = 600.0
+
+
 class NotifyRules(Record, frozen=True, kw_only=True):
     """Notices of tasks to the administrator, and what those to users need."""
 
@@ -317,7 +335,7 @@ class NotifyRules(Record, frozen=True, kw_only=True):
     ] = ""
     on: Annotated[
         tuple[NoticeKind, ...],
-        Meta(description="Events of all tasks that these targets are notified of: finish, failure, oom, retry, wait."),
+        Meta(description="Events of all tasks to notify these targets of: finish, failure, oom, retry, wait, idle."),
     ] = ("failure", "oom")
     wait_s: Annotated[
         float, Meta(gt=0.0, description="Time in the queue after which a notice of a long wait is due, in seconds.")
@@ -345,6 +363,7 @@ class Rules(Record, frozen=True, kw_only=True):
     recovery: RecoveryRules = RecoveryRules()
     preemption: Preemption = Preemption()
     stopping: Stopping = Stopping()
+    idle: IdleRules = IdleRules()
     notify: NotifyRules = NotifyRules()
 
 

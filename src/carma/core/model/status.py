@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carma.core.model.outcome import Cancelled, Disrupted, Outcome, OutOfMemory, TimedOut
-from carma.core.model.values import Placement, Record, TaskId
+from carma.core.model.values import IdleAction, Placement, Record, TaskId
 
 # Why a running attempt is stopped. OutOfMemory: by the watchdog, before it takes memory that others booked.
 Ending = Cancelled | TimedOut | OutOfMemory | Disrupted
@@ -25,6 +25,15 @@ class Preempting(Record, frozen=True, kw_only=True):
     reason: str = ""
     hold: bool = False  # whether the task is held when it returns to the queue
     room_for: TaskId | None = None  # the waiting task that is to start in its place
+
+
+class Idle(Record, frozen=True):
+    """The attempt holds memory and has not used the SMs since `since`; noticed at `at`. `pack`: its activity counts as
+    nothing. `end`: it is ended unless it uses them again."""
+
+    since: float
+    at: float
+    action: IdleAction
 
 
 class Estimating(Record, frozen=True, tag="estimating", tag_field="state"):
@@ -53,6 +62,7 @@ class Running(Record, frozen=True, tag="running", tag_field="state"):
     ending: Ending | None = None
     warned: bool = False
     preempting: Preempting | None = None
+    idle: Idle | None = None
     stayed_at: float | None = None  # end of the last grace period in which it did not leave
 
 

@@ -47,6 +47,8 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(Running, e.TaskWarned, Running, "The warning signal before its time limit is sent."),
     Transition(Running, e.PreemptionRequested, Running, "It is asked to save a checkpoint and leave."),
     Transition(Running, e.PreemptionMissed, Running, "It was asked to leave and did not in time; it goes on."),
+    Transition(Running, e.IdleNoted, Running, "It holds memory and has not used the SMs for long."),
+    Transition(Running, e.IdleOver, Running, "It uses the SMs again, or the daemon has restarted."),
     Transition(Running, e.StopRequested, Running, "Its processes get the signal, and SIGKILL after the grace period."),
     Transition(Running, e.AttemptEnded, Ended, "All of its processes have ended."),
     Transition(Ended, e.RecoveryPlanned, Recovering, "It is retried after a back-off."),

@@ -77,8 +77,9 @@ class SaveSignal(Record, frozen=True):
     grace_s: float = 120.0
 
 
-NoticeKind = Literal["finish", "failure", "oom", "retry", "wait"]
-DEFAULT_NOTICES: tuple[NoticeKind, ...] = ("finish", "failure", "oom", "wait")
+IdleAction = Literal["show", "pack", "end"]
+NoticeKind = Literal["finish", "failure", "oom", "retry", "wait", "idle"]
+DEFAULT_NOTICES: tuple[NoticeKind, ...] = ("finish", "failure", "oom", "wait", "idle")
 
 
 class Notify(Record, frozen=True, kw_only=True):

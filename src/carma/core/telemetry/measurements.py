@@ -119,6 +119,7 @@ class AttemptOnGpu:
     settled_at: float | None = None
     own: PressureEstimate = field(default_factory=PressureEstimate)
     solo: ObservedDemand = field(default_factory=ObservedDemand)
+    busy_at: float | None = None  # when it last used the SMs, or began to hold memory (idle.py); None: it holds none
     unused: bool = False  # it has run for a while without using the GPU (observation.py)
     adopted: bool = False  # it was running before the daemon started, so that `first_at` may not be its first use
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import sha256
 
+from carma.core.model.status import Running
 from carma.core.model.task import Task
 from carma.core.model.values import Alone, Correction, Demand, GpuId, GpuSample
 from carma.core.scheduling.sharing_model import mechanism_of, progress_rates
@@ -33,6 +34,8 @@ MOST_S = 15.0  # maximum weight of one sample, however long ago the previous one
 
 def belief(task: Task, seen: AttemptOnGpu | None) -> Demand | None:
     """The known demand of a task: from its estimate, from observation, or from an earlier attempt."""
+    if isinstance(task.status, Running) and task.status.idle is not None and task.status.idle.action == "pack":
+        return NO_DEMAND
     known = seen is not None and seen.solo.seconds >= BELIEVED_S
     estimated = task.estimate.demand if task.estimate is not None else None
     if estimated is not None and not (known and seen is not None and _contradicts(task, seen, estimated)):

@@ -12,7 +12,7 @@ from carma.core.model.outcome import (
     describe_to_others,
     exit_code,
 )
-from carma.core.model.status import Finished
+from carma.core.model.status import Finished, Running
 from carma.core.model.task import Attempt, Notice, Task
 from carma.core.model.units import show_count, show_mib, show_s
 from carma.launch.output_paths import program_name
@@ -37,7 +37,7 @@ class NoticeText:
     @property
     def subject(self) -> str:
         outcome = self._outcome()
-        what = "has waited for long" if outcome is None else describe_to_others(outcome)
+        what = self._condition() if outcome is None else describe_to_others(outcome)
         return f"CARMA: task {self._task.id} ({self._name}) {what}" + ("; it is retried" if self._retried else "")
 
     @property
@@ -70,18 +70,26 @@ class NoticeText:
         return status.outcome if isinstance(status, Finished) and ended and is_last else None
 
     def _outcome(self) -> Outcome | None:
-        if self._notice.kind == "wait":
+        if self._notice.kind in ("wait", "idle"):
             return None
         return self._outcome_of_task() or (self._attempt.outcome if self._attempt is not None else None)
 
     def _what(self) -> str:
         outcome = self._outcome()
         if outcome is None:
-            return f"has waited for {show_s(self._notice.at - self._waits_since())}" + (
-                f": {self._reason}" if self._reason else ""
-            )
+            return self._condition() + (f": {self._reason}" if self._reason else "")
         retried = "; it is retried" if self._retried else ""
         return (_verb(outcome) + describe(outcome) if self._whole else describe_to_others(outcome)) + retried
+
+    def _condition(self) -> str:
+        """What lasts too long, for a notice that is not of an end."""
+        at, status = self._notice.at, self._task.status
+        if self._notice.kind == "wait":
+            return f"has waited for {show_s(at - self._waits_since())}"
+        if not isinstance(status, Running) or status.idle is None:
+            return "held GPU memory without using the SMs for a while"
+        ends = "; it is ended unless it uses them again" if status.idle.action == "end" else ""
+        return f"has held GPU memory for {show_s(at - status.idle.since)} without using the SMs{ends}"
 
     def _waits_since(self) -> float:
         ends = [attempt.ended_at for attempt in self._task.attempts if attempt.ended_at is not None]

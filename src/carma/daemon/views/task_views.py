@@ -111,6 +111,7 @@ def task_view(task: Task, context: ViewContext, why: Waiting | None) -> t.TaskVi
         submitted_at=task.submitted_at,
         ended_at=status.at if isinstance(status, s.Finished) else None,
         reserved_start_at=why.reserved_start_at if why is not None else None,
+        idle_since=status.idle.since if isinstance(status, s.Running) and status.idle is not None else None,
         asked_to_save_at=asked.at if asked is not None else None,
         energy_j=_known_sum(attempt.energy_j for attempt in attempts),
     )
@@ -177,6 +178,9 @@ def _reason(task: Task, why: Waiting | None, may_see: bool, now: float) -> tuple
             why_asked = f": {asked.reason}" if asked.reason and public else ""
             ago = show_s(max(0.0, now - asked.at))
             return "Saving", f"asked to save a checkpoint {ago} ago by {asked.by}{why_asked}"
+        case s.Running(idle=idle) if idle is not None:
+            ends = "; it is ended unless it uses them again" if idle.action == "end" else ""
+            return "Idle", f"has held GPU memory for {show_s(max(0.0, now - idle.since))} without using the SMs{ends}"
         case s.Running(stayed_at=stayed_at) if stayed_at is not None:
             ago = show_s(max(0.0, now - stayed_at))
             return "Stayed", f"was asked to save a checkpoint and did not end in time, {ago} ago"
