@@ -10,6 +10,7 @@ import os
 import socketserver
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -275,11 +276,20 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path, monkey
     until(lambda: gone(int((tmp_path / "child").read_text())))
 
 
+@pytest.mark.skipif(find_spec("apprise") is None, reason="apprise is not installed")
 def test_apprise_sends_what_carma_does_not_know(tmp_path: Path) -> None:
-    pytest.importorskip("apprise")
-    with listening(_Hook) as place:
-        done = deliver(to(f"json://{place}/"), PLAIN, str(tmp_path))
-    assert done.sent_to == ("json",)
+    """In a probe, as in the daemon: it leaves files open."""
+
+    async def work() -> None:
+        probes = Probes()
+        me, spec = Owner(os.geteuid(), os.getegid(), "me"), TaskSpec(command=("true",), directory=str(tmp_path))
+        with listening(_Hook) as place:
+            done = await probes.notify(me, spec, to(f"json://{place}/", "json://127.0.0.1:9/s3cret"))
+        await probes.close()
+        assert done == Delivery(sent_to=("json",), problems=("json: Apprise could not send it",))
+
+    run(work)
+    assert _Hook.received[-1]["title"] == MESSAGE.subject
 
 
 def test_the_kind_of_a_target_follows_from_its_spelling() -> None:
