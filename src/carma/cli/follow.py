@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,8 +34,18 @@ _BEFORE = ("estimating", "queued", "recovering", "starting")
 _BRIEF = ("", "Estimating", "Starting")  # reasons that usually pass at once
 
 
-def open_output(client: Client, task: int, *, stream: str, attempt: int | None, tail: int | None, follow: bool) -> Logs:
-    """The output from the daemon, or from the file that the user named. `attempt` None: the newest."""
+def open_output(
+    client: Client,
+    task: int,
+    *,
+    stream: str,
+    attempt: int | None,
+    tail: int | None,
+    follow: bool,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Logs:
+    """The output from the daemon, or from the file that the user named. `attempt` None: the newest. Following such a
+    file ends when it has `stopped`."""
     try:
         return client.open_logs(task, stream=stream, attempt=attempt, tail=tail, follow=follow)
     except NotFound:
@@ -44,7 +54,7 @@ def open_output(client: Client, task: int, *, stream: str, attempt: int | None, 
         if not name or not _is_output(Path(name), task):
             raise
     offset = 0 if tail is None else _tail_offset(Path(name), tail)
-    return Logs(offset, _read(Path(name), offset, task, attempt, follow))
+    return Logs(offset, _read(Path(name), offset, task, attempt, lambda: not follow or stopped()))
 
 
 def _is_output(path: Path, task: int) -> bool:
@@ -66,11 +76,11 @@ def _tail_offset(path: Path, tail: int) -> int:
     return sum(len(line) for line in (lines[:-tail] if tail else lines))
 
 
-def _read(path: Path, offset: int, task: int, attempt: int | None, follow: bool) -> Iterator[bytes]:
+def _read(path: Path, offset: int, task: int, attempt: int | None, stopped: Callable[[], bool]) -> Iterator[bytes]:
     with path.open("rb") as file, connect() as client:
         file.seek(offset)
         while True:
-            ended = not follow or has_ended(
+            ended = stopped() or has_ended(
                 client.task(task), attempt
             )  # checked before the read: if it has ended, this read is the last one
             while piece := file.read(CHUNK):

@@ -113,6 +113,7 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     ended_at: float | None = None
     pid: int | None = None
     observed_mib: int | None = None
+    used_mib: int | None = None  # held now on the GPU where it holds most; None: it does not run, or unknown
     energy_j: float | None = None
     outcome: Outcome | None = None
     blame: str | None = None
@@ -141,6 +142,7 @@ class TaskView(Answer, frozen=True, kw_only=True):
     outcome: Outcome | None
     reason: str  # why it waits or how it ended; "" while it runs
     reason_code: str = ""
+    reason_short: str = ""  # the reason of a wait in at most 40 characters
     command: tuple[str, ...]
     directory: str
     gpus: tuple[str, ...]  # UUIDs of the GPUs of its newest attempt
@@ -154,6 +156,7 @@ class TaskView(Answer, frozen=True, kw_only=True):
     booking_mib: int | None = None
     needs_mib: int | None = None  # memory per GPU for the next attempt of a waiting task
     observed_mib: int | None = None
+    used_mib: int | None = None  # as in its newest attempt
     attempts: tuple[AttemptView, ...] = ()
     submitted_at: float = 0.0
     started_at: float | None = None

@@ -23,11 +23,13 @@ from carma.daemon.views.story import without_words
 from carma.launch.attempt_files import AttemptFiles
 from carma.launch.output_paths import named_outputs, program_name
 from carma.wire import api_types as t
+from carma.wire.short_reasons import short_reason
 
 V = TypeVar("V", bound=msgspec.Struct)
+N = TypeVar("N")
 HIDDEN = "-"
 _FROM_SPEC = ("gpu_memory_mib", "exclusive", "priority", "begin_at", "time_limit_s", "threads_percent")
-_FROM_NEWEST_ATTEMPT = ("gpus", "booking_mib", "observed_mib", "started_at", "mechanism", "progress")
+_FROM_NEWEST_ATTEMPT = ("gpus", "booking_mib", "observed_mib", "used_mib", "started_at", "mechanism", "progress")
 # The short codes that users of other queues know.
 OUTCOME_CODES: dict[type[o.Outcome], str] = {
     o.Succeeded: "CD",
@@ -104,6 +106,7 @@ def task_view(task: Task, context: ViewContext, why: Waiting | None) -> t.TaskVi
         exit_code=o.exit_code(outcome) if outcome is not None else None,
         reason=reason,
         reason_code=reason_code,
+        reason_short=short_reason(reason) if why is not None else "",
         held=isinstance(status, s.Estimating | s.Queued) and status.held,
         estimate=_estimate_view(task.estimate, may_see),
         needs_mib=_needs_mib(task, context),
@@ -207,7 +210,7 @@ def _attempt_view(task: Task, attempt: Attempt, context: ViewContext, may_see: b
     key, booking = AttemptKey(task.id, attempt.number), attempt.placement.booking
     track = context.state.tracks.get(key)
     stdout, stderr = _output_paths(task, key, context.log_dir) if may_see else ("", "")
-    seen_mib = [mib for mib in (attempt.observed_mib, track.peak_mib if track is not None else None) if mib is not None]
+    seen_mib = _known((attempt.observed_mib, track.peak_mib if track is not None else None))
     activity = attempt.activity if track is None else track.activity or attempt.activity
     confinement = attempt.confinement
     return t.AttemptView(
@@ -217,6 +220,7 @@ def _attempt_view(task: Task, attempt: Attempt, context: ViewContext, may_see: b
         booking_mib=booking.memory_mib,
         booking_source=booking.source,
         observed_mib=max(seen_mib, default=None),
+        used_mib=None if track is None else max(_known(seen.now_mib for seen in track.on.values()), default=None),
         energy_j=attempt.own_energy_j if track is None or track.energy_j is None else track.energy_j,
         outcome=_outcome(attempt.outcome, may_see),
         stdout=stdout,
@@ -265,5 +269,9 @@ def _output_paths(task: Task, key: AttemptKey, log_dir: Path) -> tuple[str, str]
 
 def _known_sum(figures: Iterable[float | None]) -> float | None:
     """The sum of the known figures; None if none is known."""
-    known = [figure for figure in figures if figure is not None]
+    known = _known(figures)
     return sum(known) if known else None
+
+
+def _known(figures: Iterable[N | None]) -> list[N]:
+    return [figure for figure in figures if figure is not None]
