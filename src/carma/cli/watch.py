@@ -100,4 +100,4 @@ def _screen(text: str) -> str:
     lines, most = [_clock(), *text.splitlines()], shutil.get_terminal_size((80, 24)).lines
     if len(lines) > most:
         lines = [*lines[: most - 1], f"… and {len(lines) - most + 1:,} more lines"]
-    return _HOME + f"{_END_OF_LINE}\r\n".join(lines) + _END_OF_LINE + _END_OF_SCREEN
+    return _HOME + f"{_END_OF_LINE}\n".join(lines) + _END_OF_LINE + _END_OF_SCREEN

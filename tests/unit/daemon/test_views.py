@@ -155,6 +155,7 @@ def test_a_running_task_has_its_gpus_booking_and_what_was_seen() -> None:
     view = shown(world, task)
     assert (view.state, view.gpus, view.gpu_indices) == ("running", ("GPU-0", "GPU-1"), (0, 1))
     assert (view.booking_mib, view.observed_mib, view.attempts[0].booking_source) == (4_000, 3_500, "declared")
+    assert (view.used_mib, view.attempts[0].used_mib) == (3_500, 3_500)
     assert view.attempts[0].stderr == f"/logs/{task}.1/stderr.log"
     assert view.reason == ""
     world.emit(StopRequested(world.now, task, Cancelled("alice", "enough"), 10.0))
@@ -173,6 +174,8 @@ def test_a_waiting_task_says_how_much_it_needs_and_how_much_there_is() -> None:
     view = shown(world, task)
     assert view.reason_code == "Memory"
     assert "needs 19.5 GiB; most free is" in view.reason
+    assert view.reason_short == "needs 19.5 GiB, GPU 0 has 10.2 GiB"
+    assert view.used_mib is None
     assert view.reserved_start_at is not None
     told = explanation(world.task(task), lens(world))
     assert [(entry.gpu, entry.accepted, entry.code) for entry in told.entries] == [

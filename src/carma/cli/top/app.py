@@ -39,7 +39,7 @@ class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { background: ansi_default; color: ansi_default; }
-    ModalScreen { background: transparent; }
+    Confirmation { background: transparent; }
     #head, #foot { height: 1; }
     #filter { display: none; height: 1; background: ansi_default; }
     """

@@ -171,7 +171,7 @@ class Listing(ScrollView, Generic[T], can_focus=True):
             title += f" of {len(self._records)}"
         line = ""
         for field, size in columns:
-            text = _fitted(self._titled(field), size, field.right)
+            text = _fitted(self._titled(field, size), size, field.right)
             begins_at = len(line) + len(text) - len(text.lstrip())
             line += (text if begins_at > len(title) else " " * size) + " "
         line = title + line[len(title) :]
@@ -180,9 +180,9 @@ class Listing(ScrollView, Generic[T], can_focus=True):
         line = set_cell_size(line, width - len(more)) + more
         return Strip([Segment(line, FOCUSED if self.has_focus else HEADER)], width)
 
-    def _titled(self, field: Field[T]) -> str:
+    def _titled(self, field: Field[T], size: int) -> str:
         is_key = self._sorted_by is not None and self._fields[self._sorted_by] is field
-        return field.title + (("▲" if self._reverse else "▼") if is_key else "")
+        return field.title[: size - 1] + ("▲" if self._reverse else "▼") if is_key else field.title
 
 
 def columns_of(fields: Sequence[Field[T]], width: int) -> list[tuple[Field[T], int]]:

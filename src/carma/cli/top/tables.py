@@ -104,7 +104,7 @@ GPU_FIELDS: tuple[Field[GpuView], ...] = (
         order=lambda gpu: gpu.power_w,
     ),
     Field("STATE", 9, lambda gpu, _: ((gpu.state[:9], STATE_STYLES.get(gpu.state, "")),), order=lambda gpu: gpu.state),
-    Field("TASKS", 9, _holders, 60, order=lambda gpu: len(gpu.tasks)),
+    Field("TASKS", 9, _holders, 24, order=lambda gpu: len(gpu.tasks)),
 )
 
 
@@ -179,7 +179,8 @@ def waiting_fields(now: Callable[[], float]) -> tuple[Field[TaskView], ...]:
 
 
 def is_found(task: TaskView, words: Sequence[str]) -> bool:
-    """Whether each word is part of the id, name, user, state, code or reason; `gpu:2`: whether it runs there."""
+    """Whether each word is part of the id, name, user, state or code; `gpu:2`: whether it runs there."""
     gpus = " ".join(f"gpu:{index} " for index in task.gpu_indices)
-    text = f"{task.id} {name_text(task)} {task.user} {task.state} {task.code} {task.reason_code} {gpus}".lower()
+    held = "held" if task.held else ""
+    text = f"{task.id} {name_text(task)} {task.user} {task.state} {task.code} {held} {gpus}".lower()
     return all(word + " " in text if word.startswith("gpu:") else word in text for word in words)

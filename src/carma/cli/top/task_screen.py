@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Iterable
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from rich.console import Group
@@ -150,7 +152,8 @@ class TaskScreen(Screen[None]):
 
     def _deliver(self, stream: str, item: bytes | CarmaError | None) -> None:
         """Waits until the screen has it, so that a task that prints much does not fill the memory."""
-        self.app.call_from_thread(self._show_output, stream, item)
+        with contextlib.suppress(RuntimeError, CancelledError):  # the application has ended
+            self.app.call_from_thread(self._show_output, stream, item)
 
     def _show_output(self, stream: str, item: bytes | CarmaError | None) -> None:
         if not self.is_mounted:
