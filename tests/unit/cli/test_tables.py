@@ -92,8 +92,7 @@ def test_the_queue_prints_the_next_need_and_the_waiting_time_of_a_task(daemon: F
     )
     daemon.tasks = {1: again}
     row = lines("queue")[1]
-    assert row.startswith(" 1  train  PD  30 s  1x24.4G  GPU 0 is busy: SM 0.93 (cap 0.80)")
-    assert row.endswith("…")
+    assert row == " 1  train  PD  30 s  1x24.4G  GPU 0 is busy: SM 0.93 (cap 0.80)"
     card = lines("show", "1")
     assert not any(line.startswith(("started", "GPUs")) for line in card)
 

@@ -162,7 +162,8 @@ class Listing(ScrollView, Generic[T], can_focus=True):
             return Strip.blank(width)
         record = self.rows[place]
         strip = _strip([(field, size, field.text(record, size)) for field, size in columns], width)
-        return strip.apply_style(CURSOR) if self.has_focus and self._key(record) == self._at else strip
+        at_cursor = self.has_focus and self._key(record) == self._at
+        return Strip([Segment(strip.text, CURSOR)], width) if at_cursor else strip
 
     def _header(self, columns: Sequence[tuple[Field[T], int]], width: int) -> Strip:
         """The title takes the place of the first columns' titles as far as it needs."""

@@ -83,6 +83,7 @@ GPU_FIELDS: tuple[Field[GpuView], ...] = (
         12,
         lambda gpu, width: memory_bar(gpu.used_mib, gpu.booked_mib, gpu.memory_mib, width),
         40,
+        right=True,
         order=lambda gpu: gpu.booked_mib,
     ),
     Field(
