@@ -34,6 +34,21 @@ _BEFORE = ("estimating", "queued", "recovering", "starting")
 _BRIEF = ("", "Estimating", "Starting")  # reasons that usually pass at once
 
 
+class Stop(threading.Event):
+    """Ends, from another thread, the output that is followed."""
+
+    _client: Client | None = None
+
+    def watch(self, client: Client) -> None:
+        """Output comes from this client now."""
+        self._client = client
+
+    def set(self) -> None:
+        super().set()
+        if self._client is not None:
+            self._client.interrupt()
+
+
 def open_output(
     client: Client,
     task: int,
@@ -42,10 +57,9 @@ def open_output(
     attempt: int | None,
     tail: int | None,
     follow: bool,
-    stopped: Callable[[], bool] = lambda: False,
+    stop: Stop | None = None,
 ) -> Logs:
-    """The output from the daemon, or from the file that the user named. `attempt` None: the newest. Following such a
-    file ends when it has `stopped`."""
+    """The output from the daemon, or from the file that the user named. `attempt` None: the newest."""
     try:
         return client.open_logs(task, stream=stream, attempt=attempt, tail=tail, follow=follow)
     except NotFound:
@@ -54,7 +68,9 @@ def open_output(
         if not name or not _is_output(Path(name), task):
             raise
     offset = 0 if tail is None else _tail_offset(Path(name), tail)
-    return Logs(offset, _read(Path(name), offset, task, attempt, lambda: not follow or stopped()))
+    return Logs(
+        offset, _read(Path(name), offset, task, attempt, lambda: not follow or (stop is not None and stop.is_set()))
+    )
 
 
 def _is_output(path: Path, task: int) -> bool:
@@ -96,16 +112,27 @@ def has_ended(view: TaskView, attempt: int | None) -> bool:
     )
 
 
-def output_of(task: int, attempt: int, stream: str, tail: int | None = None, quiet: bool = False) -> Iterator[bytes]:
+def output_of(
+    task: int,
+    attempt: int,
+    stream: str,
+    tail: int | None = None,
+    quiet: bool = False,
+    stop: Stop | None = None,
+) -> Iterator[bytes]:
     """One attempt's output until the attempt has ended. After a restart of the daemon it continues at the next byte."""
     connection = PersistentConnection(answered=True, quiet=quiet)
+    stop = stop or Stop()
     position: int | None = None  # in the whole output; None: not opened yet
-    while True:
+    while not stop.is_set():
         try:
             with connect() as client:
+                stop.watch(client)
                 before = _identity(client)
                 rest = tail if position is None else None
-                opened = open_output(client, task, stream=stream, attempt=attempt, tail=rest, follow=True)
+                opened = open_output(client, task, stream=stream, attempt=attempt, tail=rest, follow=True, stop=stop)
+                if stop.is_set():  # before the request could be interrupted
+                    return
                 connection.succeeded()
                 begin = opened.offset or 0
                 position = begin if position is None else max(position, begin)
@@ -123,15 +150,19 @@ def output_of(task: int, attempt: int, stream: str, tail: int | None = None, qui
             connection.failed(error)
 
 
-def whole_output(task: int, stream: str, tail: int | None) -> Iterator[bytes]:
+def whole_output(
+    task: int, stream: str, tail: int | None, quiet: bool = False, stop: Stop | None = None
+) -> Iterator[bytes]:
     """The newest attempt's output and that of all later attempts, until the task has ended."""
-    connection = PersistentConnection()
+    connection = PersistentConnection(quiet=quiet)
     view, shown = connection.ask(lambda client: client.task(task)), 0
     while True:
         following = [each.number for each in view.attempts if each.number > shown]
         for number in following if shown else following[-1:]:
-            yield from output_of(task, number, stream, tail if not shown else None)
+            yield from output_of(task, number, stream, tail if not shown else None, quiet, stop)
             shown = number
+        if stop is not None and stop.is_set():
+            return
         if view.state == "finished" and not any(each.number > shown for each in view.attempts):
             return
         view = connection.ask(lambda client: client.task(task, wait_s=OUTPUT_POLL_S))

@@ -35,7 +35,11 @@ ACTIONS = (
     Action("h", "hold", "It will not start until released.", lambda task: _waits(task) and not task.held, Client.hold),
     Action("h", "release", "It may start again.", lambda task: _waits(task) and task.held, Client.release),
 )
-HELP = """\
+_NAMES = {
+    key: [action.name for action in ACTIONS if action.key == key] for key in dict.fromkeys(a.key for a in ACTIONS)
+}
+ACTION_KEYS = "  ".join(f"{key} {names[0]}" for key, names in _NAMES.items())
+HELP = f"""\
 [b]Tables[/b]
   Tab, Shift+Tab   next, previous table
   ↑ ↓ PgUp PgDn    move; Home, End: first, last
@@ -46,8 +50,7 @@ HELP = """\
   z                enlarge the table, or all tables again
 
 [b]Task[/b]
-  c                cancel, after confirmation
-  h                hold or release, after confirmation
+{chr(10).join(f"  {key}                {' or '.join(names)}, after confirmation" for key, names in _NAMES.items())}
   l, d, a          of an open task: log, decision, attempts
   Esc              back
 

@@ -18,7 +18,7 @@ from textual.widgets import Input, Static
 
 from carma.cli.connection import ask
 from carma.cli.output import safe
-from carma.cli.top.actions import ACTIONS, Action, Confirmation, Help, action_for
+from carma.cli.top.actions import ACTION_KEYS, ACTIONS, Action, Confirmation, Help, action_for
 from carma.cli.top.feed import REQUEST_S, Poller, Question, Snapshot
 from carma.cli.top.listing import Listing
 from carma.cli.top.tables import GPU_FIELDS, is_found, running_fields, waiting_fields
@@ -28,7 +28,7 @@ from carma.core.model.units import show_count
 from carma.errors import CarmaError
 from carma.wire.api_types import GpuView, TaskView
 
-KEYS = "Enter open  / filter  s sort  c cancel  h hold  z enlarge  ? help  q quit"
+KEYS = f"Enter open  / filter  s sort  {ACTION_KEYS}  z enlarge  ? help  q quit"
 NOTICE_S = 6.0
 MOST_MEMORY = 600  # points of a task's memory over time
 
@@ -160,9 +160,9 @@ class Top(App[None]):
 
     def _show_foot(self) -> None:
         notice = self._notice if time.monotonic() < self._notice_until else ""
-        text = self._error or notice
-        opened = [(one.foot, TASK_KEYS) for one in self.screen_stack if isinstance(one, TaskScreen)]
-        for foot, keys in ((self._foot, KEYS), *opened):
+        opened = [(one.foot, one.error, TASK_KEYS) for one in self.screen_stack if isinstance(one, TaskScreen)]
+        for foot, error, keys in ((self._foot, "", KEYS), *opened):
+            text = self._error or notice or error
             foot.update(Text(safe(text or keys), "reverse" if text else "", no_wrap=True, overflow="ellipsis"))
 
     def on_resize(self) -> None:

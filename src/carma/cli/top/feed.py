@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from carma.cli.connection import connect
-from carma.cli.follow import open_output
+from carma.cli.follow import Stop, whole_output
 from carma.client import MOST_LISTED, Client
-from carma.errors import CarmaError, Unreachable
+from carma.errors import CarmaError
 from carma.wire.api_types import GpuView, ServerView, TaskView
 
 T = TypeVar("T")
@@ -127,50 +127,24 @@ class _Changes(threading.Thread):
 
 
 class LogFollower(threading.Thread):
-    """`deliver` gets pieces of one stream; None where the output begins (again); an error at last if there is one."""
+    """`deliver` gets the last lines of one stream and what follows, and at last the error if there is one."""
 
-    def __init__(self, task: int, stream: str, deliver: Callable[[str, bytes | CarmaError | None], object]) -> None:
+    def __init__(self, task: int, stream: str, deliver: Callable[[str, bytes | CarmaError], object]) -> None:
         super().__init__(daemon=True)
-        self._task, self._stream = task, stream
-        self._deliver_to = deliver
-        self._client: Client | None = None
-        self._stopped = False
+        self._stop_output = Stop()
+        self._output = whole_output(task, stream, TAIL_LINES, quiet=True, stop=self._stop_output)
+        self._stream = stream
+        self._deliver = deliver
 
     def run(self) -> None:
-        while not self._stopped:
-            try:
-                if self._follow():
-                    return None
-            except Unreachable:
-                pass  # the view of the task reports it
-            except (CarmaError, OSError) as error:
-                return self._deliver(error if isinstance(error, CarmaError) else CarmaError(str(error)))
-            time.sleep(RETRY_S)
-        return None
-
-    def _follow(self) -> bool:
-        """Whether the task has ended. A daemon that shuts down ends its streams early."""
-        with connect(REQUEST_S) as client:
-            self._client = client
-            log = open_output(
-                client,
-                self._task,
-                stream=self._stream,
-                attempt=None,
-                tail=TAIL_LINES,
-                follow=True,
-                stopped=lambda: self._stopped,
-            )
-            self._deliver(None)
-            for piece in log.pieces:
-                self._deliver(piece)
-            return client.task(self._task).state == "finished"
-
-    def _deliver(self, item: bytes | CarmaError | None) -> None:
-        if not self._stopped:
-            self._deliver_to(self._stream, item)
+        try:
+            for piece in self._output:
+                if self._stop_output.is_set():
+                    return
+                self._deliver(self._stream, piece)
+        except (CarmaError, OSError) as error:
+            if not self._stop_output.is_set():
+                self._deliver(self._stream, error if isinstance(error, CarmaError) else CarmaError(str(error)))
 
     def stop(self) -> None:
-        self._stopped = True
-        if self._client is not None:
-            self._client.interrupt()
+        self._stop_output.set()

@@ -21,6 +21,7 @@ from carma.cli.columns import name_text, time_s
 from carma.cli.explain import tables
 from carma.cli.output import facts_table, safe
 from carma.cli.show import attempt_facts, memory_text
+from carma.cli.top.actions import ACTION_KEYS
 from carma.cli.top.feed import LogFollower, Poller
 from carma.cli.top.tables import chart
 from carma.cli.wording import progress_text
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 CHART_ROWS = 3
 MOST_LINES = 5_000
-TASK_KEYS = "Esc back  l log  d decision  a attempts  c cancel  h hold  ? help"
+TASK_KEYS = f"Esc back  l log  d decision  a attempts  {ACTION_KEYS}  ? help"
 TABS = {"log": "l", "decision": "d", "attempts": "a"}
 
 
@@ -68,6 +69,7 @@ class TaskScreen(Screen[None]):
         super().__init__()
         self.record = task
         self.foot = Static(TASK_KEYS, markup=False)
+        self.error = ""
         self._memory = memory
         self._partial = {"stdout": b"", "stderr": b""}
         self._interval_s = interval_s
@@ -116,7 +118,9 @@ class TaskScreen(Screen[None]):
 
     def on_task_screen_answered(self, message: Answered) -> None:
         if isinstance(message.answer, CarmaError):
-            return  # the overview asks too, and shows it
+            self.error = str(message.answer)
+            return
+        self.error = ""
         task, explanation, now = message.answer
         self.record = task
         if task.state == "running":
@@ -150,19 +154,17 @@ class TaskScreen(Screen[None]):
         for follower in self._followers:
             follower.start()
 
-    def _deliver(self, stream: str, item: bytes | CarmaError | None) -> None:
+    def _deliver(self, stream: str, item: bytes | CarmaError) -> None:
         """Waits until the screen has it, so that a task that prints much does not fill the memory."""
         with contextlib.suppress(RuntimeError, CancelledError):  # the application has ended
             self.app.call_from_thread(self._show_output, stream, item)
 
-    def _show_output(self, stream: str, item: bytes | CarmaError | None) -> None:
-        if not self.is_mounted:
+    def _show_output(self, stream: str, item: bytes | CarmaError) -> None:
+        if not self.is_attached:
             return
         log = self.query_one(RichLog)
         if isinstance(item, CarmaError):
             log.write(Text(f"{stream}: {item}", "yellow"))
-        elif item is None:
-            self._partial[stream] = b""
         else:
             *lines, rest = (self._partial[stream] + item).split(b"\n")
             self._partial[stream] = rest[-10_000:]
