@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 
 import pytest
 from textual.pilot import Pilot
 from textual.widgets import Static
 
+from carma.cli.top import feed
 from carma.cli.top.app import Top
 from carma.cli.top.task_screen import TaskScreen
 from tests.harness import Daemon, serving, virtual
@@ -16,6 +18,21 @@ from tests.unit.cli.test_top import screen, text, until
 
 SAMPLED = {"monitor__period_s": 0.2, "window__min_samples": 1}
 PRINTS = "import sys; print('to stdout', flush=True); print('to stderr', file=sys.stderr, flush=True); "
+
+
+def _is_updated_alone(app: Top) -> Callable[[], bool]:
+    """Whether the running task got new figures without a list of all tasks."""
+    seen: tuple[float, float | None] = (0.0, None)
+
+    def holds() -> bool:
+        nonlocal seen
+        found = (app._question._asked_at, app.running.rows[0].ran_s)
+        if found[0] == seen[0]:
+            return found[1] != seen[1]
+        seen = found
+        return False
+
+    return holds
 
 
 async def _use(app: Top, pilot: Pilot[None], daemon: Daemon, waits: int) -> None:
@@ -35,6 +52,7 @@ async def _use(app: Top, pilot: Pilot[None], daemon: Daemon, waits: int) -> None
     await until(pilot, lambda: app.waiting.current is not None and app.waiting.current.held)
     assert daemon.client.task(waits).held
 
+    await until(pilot, _is_updated_alone(app))
     daemon.kill()
     await until(pilot, lambda: "trying again" in text(app._foot))
     daemon.spawn()
@@ -45,6 +63,7 @@ async def _use(app: Top, pilot: Pilot[None], daemon: Daemon, waits: int) -> None
 def test_top_follows_a_daemon_and_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(gpus=1, memory_mib=8192, **SAMPLED) as daemon:
         monkeypatch.setenv("CARMA_HOME", str(daemon.home))
+        monkeypatch.setattr(feed, "FULL_S", 1e9)  # all tasks are listed after an event only
         program = PRINTS + f"import os; os.execv(sys.executable, {virtual(2048, 600)!r})"
         runs = daemon.submit(sys.executable, "-c", program, gpu_memory_mib=4000)
         daemon.until_state(runs, "running")
