@@ -271,6 +271,36 @@ def test_an_open_task_is_followed_to_its_end(daemon: FakeDaemon) -> None:
     drive(body)
 
 
+def test_names_and_output_cannot_control_the_terminal(daemon: FakeDaemon) -> None:
+    daemon.tasks[1] = running(1, name="\033]0;owned\a[b]bold")
+    daemon.output = {"stdout": b"\033[2J[b]line\x9b31m\n", "stderr": b""}
+
+    async def body(app: Top, pilot: Pilot[None]) -> None:
+        shown = [screen(app)]
+        await pilot.press("enter")
+        await until(pilot, lambda: "[b]line" in screen(app))
+        shown.append(screen(app))
+        await pilot.press("c")
+        shown.append(text(app.screen.query_one(Static)))
+        for one in shown:
+            assert "owned" in one
+            assert all(letter.isprintable() for letter in one.replace("\n", ""))
+        assert all("[b]bold" in one for one in shown[1:])
+
+    drive(body)
+
+
+@pytest.mark.usefixtures("daemon")
+@pytest.mark.parametrize("key", ["q", "ctrl+c"])
+def test_q_and_ctrl_c_end_it(key: str) -> None:
+    async def body(app: Top, pilot: Pilot[None]) -> None:
+        await pilot.press(key)
+        await until(pilot, lambda: not app._running)
+        assert app.return_code == 0
+
+    drive(body)
+
+
 def test_memory_over_time_has_a_gap_where_it_was_not_measured() -> None:
     assert chart([1.0, None, 2.0, 4.0], top=4.0, width=6, height=2) == ["     █", "  ▄ ██"]
     assert chart([1.0, 2.0, 4.0], top=4.0, width=2, height=1) == ["▄█"]

@@ -37,4 +37,4 @@ def command(user: str, interval: float) -> None:
     ask(Client.server)  # a daemon that does not answer is an error before the screen changes
     from carma.cli.top.app import Top
 
-    Top(user, interval).run()
+    Top(user, interval).run(mouse=False)  # the terminal's own selection keeps working

@@ -44,7 +44,8 @@ class Top(App[None]):
     #filter { display: none; height: 1; background: ansi_default; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "quit", priority=False),
+        Binding("q", "quit"),
+        Binding("ctrl+c", "quit", priority=True),
         Binding("question_mark", "help"),
         Binding("slash", "filter"),
         Binding("escape", "end_filter"),

@@ -13,7 +13,6 @@ from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
 from textual.binding import Binding, BindingType
-from textual.events import Click
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
@@ -120,10 +119,6 @@ class Listing(ScrollView, Generic[T], can_focus=True):
     def action_open(self) -> None:
         if self.current is not None:
             self.post_message(self.Opened(self.current))
-
-    def on_click(self, event: Click) -> None:
-        if event.y > 0:
-            self.action_move(event.y - 1 + self.scroll_offset.y - (self._place or 0))
 
     def _follow_cursor(self) -> None:
         place, shown = self._place or 0, max(1, self.size.height - 1)
