@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
+from textual.events import Key
 from textual.geometry import Region
 from textual.pilot import Pilot
 from textual.widgets import Static
@@ -195,10 +196,23 @@ FOUND = {
 def test_typing_filters_the_tasks() -> None:
     async def body(app: Top, pilot: Pilot[None]) -> None:
         for typed, found in FOUND.items():
-            await pilot.press("slash", *("space" if letter == " " else letter for letter in typed))
+            await pilot.press("slash")
+            app._filter.value = typed
+            await pilot.pause()
             assert [*ids(app.running), *ids(app.waiting)] == found
             await pilot.press("escape")
         assert [*ids(app.running), *ids(app.waiting)] == [1, 2, 3, 4, 5]
+
+    drive(body)
+
+
+@pytest.mark.usefixtures("daemon")
+def test_letters_typed_at_once_after_the_slash_are_no_actions() -> None:
+    async def body(app: Top, pilot: Pilot[None]) -> None:
+        for key, letter in (("slash", "/"), ("c", "c"), ("r", "r"), ("slash", "/")):
+            app.post_message(Key(key, letter))
+        await until(pilot, lambda: app._filter.value == "cr/")
+        assert len(app.screen_stack) == 1
 
     drive(body)
 

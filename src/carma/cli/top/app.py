@@ -30,6 +30,7 @@ from carma.wire.api_types import GpuView, TaskView
 
 KEYS = f"Enter open  / filter  s sort  {ACTION_KEYS}  z enlarge  ? help  q quit"
 NOTICE_S = 6.0
+_OF_TABLES = ("filter", "end_filter", "sort", "reverse", "owner", "enlarge")
 MOST_MEMORY = 600  # points of a task's memory over time
 
 
@@ -47,7 +48,7 @@ class Top(App[None]):
         Binding("q", "quit"),
         Binding("ctrl+c", "quit", priority=True),
         Binding("question_mark", "help"),
-        Binding("slash", "filter"),
+        Binding("slash", "filter", priority=True),
         Binding("escape", "end_filter"),
         Binding("s", "sort"),
         Binding("r", "reverse"),
@@ -197,9 +198,16 @@ class Top(App[None]):
         self._show()
 
     def action_filter(self) -> None:
+        """At once: what was typed after it must not be taken for the keys of actions."""
         self._filter.display = True
-        self._filter.focus()
+        self.screen.set_focus(self._filter)
         self._show()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
+        """Other screens have none of the keys for tables, and a slash is a letter where one types."""
+        if action == "filter" and self.focused is self._filter:
+            return False
+        return action not in _OF_TABLES or len(self.screen_stack) == 1
 
     def action_end_filter(self) -> None:
         self._filter.value = ""
