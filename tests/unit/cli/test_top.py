@@ -111,6 +111,7 @@ def test_the_screens_have_the_accepted_look(daemon: FakeDaemon) -> None:
     async def one_task(app: Top, pilot: Pilot[None]) -> None:
         await pilot.press("enter")
         await until(pilot, lambda: "30%" in screen(app) and "epoch 2" in screen(app) and "┤" in screen(app))
+        await pilot.pause()
         found["task: log"] = re.sub(r"(memory, last|┤).*", r"\1", screen(app))
         await pilot.press("d")
         found["task: decision"] = screen(app).partition(" log (l)")[2]
