@@ -1,7 +1,7 @@
 """Writes docs/reference from the program: `python -m tools.reference`. With `--check` it only compares.
 
-Each page is generated from the table that the program itself uses (verbs, settings, routes, errors). The table of the
-states of a task in docs/architecture.md is generated too.
+Each page is generated from the table that the program itself uses (verbs, settings, routes, errors). The tables of the
+states of a task in docs/architecture.md and of the metrics in docs/metrics.md are generated too.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from pathlib import Path
 import msgspec
 
 from carma.core.model.transitions import TRANSITIONS
+from carma.daemon.metrics.families import FAMILIES
 from carma.wire import openapi
 from tools import pages_api, pages_cli, pages_errors, pages_settings
-from tools.markdown import filled, table
+from tools.markdown import code, placed, table
 
 DOCS = Path(__file__).parent.parent / "docs"
 REFERENCE = DOCS / "reference"
@@ -45,11 +46,17 @@ def _states() -> str:
     return "\n" + table(("status", "event", "next status", "meaning"), rows) + "\n"
 
 
-def _architecture() -> tuple[Path, str, str]:
-    """The page with the table of states: its path, its text, and the expected text."""
-    path = DOCS / "architecture.md"
-    text = path.read_text(encoding="utf-8")
-    return path, text, filled(text, "states", _states())
+def _metrics() -> str:
+    rows = [
+        (code(family.name), family.kind, ", ".join(map(code, family.labels)), family.text)
+        for family in FAMILIES.values()
+    ]
+    return "\n" + table(("metric", "kind", "labels", "meaning"), rows) + "\n"
+
+
+def _tables() -> dict[Path, str]:
+    """The pages with a generated table, with their expected texts."""
+    return placed([(DOCS / "architecture.md", "states", _states()), (DOCS / "metrics.md", "metrics", _metrics())])
 
 
 def stale(directory: Path = REFERENCE) -> list[str]:
@@ -62,8 +69,8 @@ def stale(directory: Path = REFERENCE) -> list[str]:
             found.append(f"{name} is not up to date" if old else f"{name} is not there")
             differences = difflib.unified_diff(old.splitlines(), new.splitlines(), "found", "expected", n=0)
             found.extend(list(differences)[:SHOWN_LINES] if old else [])
-    path, text, wanted = _architecture()
-    found.extend([f"{path.name} is not up to date"] if text != wanted else [])
+    tables = _tables().items()
+    found.extend(f"{path.name} is not up to date" for path, text in tables if path.read_text(encoding="utf-8") != text)
     extra = {file.name for file in directory.glob("*")} - set(PAGES)
     return [*found, *(f"{name} is not made by this program" for name in sorted(extra))]
 
@@ -72,8 +79,8 @@ def write(directory: Path = REFERENCE) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name, make in PAGES.items():
         (directory / name).write_text(make(), encoding="utf-8")
-    path, _, wanted = _architecture()
-    path.write_text(wanted, encoding="utf-8")
+    for path, text in _tables().items():
+        path.write_text(text, encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:

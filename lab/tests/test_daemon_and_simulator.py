@@ -97,8 +97,7 @@ def turns(log: Sequence[AnyEvent]) -> list[tuple[list[AnyEvent], list[Durable]]]
     found: list[tuple[list[AnyEvent], list[Durable]]] = []
     for event in log:
         if isinstance(event, TOLD | Transient):
-            with_last = isinstance(event, e.TaskEstimated) and isinstance(found[-1][0][-1], e.TaskSubmitted)
-            if with_last or isinstance(event, e.StepsCounted):  # steps are counted with the samples
+            if found and isinstance(event, e.TaskEstimated) and isinstance(found[-1][0][-1], e.TaskSubmitted):
                 found[-1][0].append(event)
             else:
                 found.append(([event], []))

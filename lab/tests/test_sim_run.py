@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from statistics import fmean, pstdev
+
 import msgspec
 import pytest
 
 from carma.core.machine import step
 from carma.core.model import events as e
 from carma.core.model.settings import Rules
+from carma.core.model.values import AttemptKey
 from carma.core.policies import exclusive, magm
 from carma.core.scheduling.placement import Policy
 from carma.core.scheduling.sharing_model import engine_share
 from carma.core.state import State
 from carma.errors import CarmaError, Usage
 from carma_lab.simulator.request import Request, simulation
+from carma_lab.simulator.sampling import COUNTS_S, STEP_ERROR, STEPS_PER_S
+from carma_lab.simulator.simulation import Simulation
 from lab_fixtures import small_simulations as sim_made
 from lab_fixtures.small_simulations import row
 
@@ -66,6 +71,31 @@ def test_a_replay_of_the_cores_events_gives_the_same_decisions() -> None:
         placed += isinstance(event, e.TaskPlaced)
     assert placed >= 60
     assert not state.active
+
+
+def test_counted_steps_show_the_true_rates_with_an_error() -> None:
+    made = simulation(Request(trace="t1", policy="magm", noise=1.0))
+    before: dict[AttemptKey, tuple[float, int]] = {}
+    ratios: list[float] = []
+    for event in made.events():
+        for one in event.counts if isinstance(event, e.StepsCounted) else ():
+            at, steps = before.get(one.key, (0.0, 0))
+            runner = made._runners[one.key]
+            if event.at - at == COUNTS_S[1] and runner.since < at and not runner.still:
+                ratios.append((one.steps - steps) / (event.at - at) / STEPS_PER_S / runner.rate)
+            before[one.key] = event.at, one.steps
+    assert len(ratios) > 60
+    assert fmean(ratios) == pytest.approx(1.0, abs=0.02)
+    assert 0.5 * STEP_ERROR < pstdev(ratios) < 1.5 * STEP_ERROR
+
+
+def test_without_counted_steps_nothing_is_learned() -> None:
+    made = simulation(Request(trace="t1", policy="magm", noise=1.0))
+    blind = Simulation(made.trace, msgspec.structs.replace(made.setup, steps=False))
+    made.run()
+    blind.run()
+    assert made.state.corrections
+    assert not blind.state.corrections
 
 
 def test_what_is_shown_lags_behind_the_truth() -> None:

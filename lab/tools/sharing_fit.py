@@ -6,10 +6,10 @@ data.
 Fitted on the tables of `carma bench interference` in lab/results/h200: pairs, triples and quadruples of 25 tasks, under
 MPS (two tables) and in time slices. A form is judged on tasks whose every group was left out of its fit; the one that
 is best there is kept. From its errors on left-out tasks come the band (CAUTION) and the spread of the simulator's truth
-(SPREAD). Then it is held against measurements that had no part in the fit (sharing_outside.py). `--data` is the folder
-with the public tables of Gavel and MISO, which do not come with CARMA; without it what needs them is left as it stands
-in the file. Needs the extra `report`; about a minute. Then `python -m lab.tools.sharing_tables` puts the figures into
-docs/simulation.md.
+(SPREAD). What observed steps add is judged by a replay (sharing_online.py). Then the model is held against measurements
+that had no part in the fit (sharing_outside.py). `--data` is the folder with the public tables of Gavel and MISO, which
+do not come with CARMA; without it what needs them is left as it stands in the file. Needs the extra `report`; about a
+minute. Then `python -m lab.tools.sharing_tables` puts the figures into docs/simulation.md.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from scipy.stats import norm  # type: ignore[import-untyped]
 from carma.core.model.values import Demand
 from carma.core.scheduling import sharing_model as sharing
 from lab.tools import sharing_forms as forms
+from lab.tools import sharing_online as online
 from lab.tools import sharing_outside as outside
 from lab.tools.sharing_data import MPS, MPS_FIRST, SLICES, Group, demands_of, mps_and_slices, proxies, without
 from lab.tools.sharing_forms import Array, Form, Rates, fit, left_out, table
@@ -237,7 +238,9 @@ def main() -> None:
     given = parser.parse_args()
     later, earlier, slices = mps_and_slices()
     before = json.loads(given.out.read_text())["validation"] if given.out.exists() else {}
-    mps, mps_predicted = study(forms.MPS, [*later, *earlier])
+    both = [*later, *earlier]
+    mps, mps_predicted = study(forms.MPS, both)
+    guessed = left_out(forms.MPS[mps["kept"]], mps_predicted[1], judged=table(list(map(without, both))))
     timeslice, timeslice_predicted = study(forms.SLICES, slices)
     found: dict[str, Any] = {
         "command": "python -m lab.tools.sharing_fit --data FOLDER",
@@ -247,6 +250,10 @@ def main() -> None:
         "error": "predicted less measured speed of a task (1: as fast as alone)",
         "mps": mps,
         "timeslice": timeslice,
+        "online": {
+            "known": online.replayed(later, earlier, *mps_predicted),
+            "guessed": online.replayed(later, earlier, guessed, mps_predicted[1], guessed=True),
+        },
         "same_group_measured_twice": repeated(later, earlier),
         "guesses": proxies(later),
         "unknown": unknown(later),
@@ -269,7 +276,7 @@ def show(found: dict[str, Any]) -> None:
                 )
                 print(f"  {name:34} {when:8} {sizes}")
         print(f"  {found[mechanism]['of_the_cautious']}")
-    for name in ("same_group_measured_twice", "guesses", "unknown", "validation"):
+    for name in ("online", "same_group_measured_twice", "guesses", "unknown", "validation"):
         print(name, json.dumps(found[name], indent=1))
 
 

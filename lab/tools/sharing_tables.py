@@ -26,6 +26,10 @@ GAVEL = {
     "from_profiles": "demands from H200 profiles of the same models, scaled",
     "unknown": "nothing known of any job",
 }
+ONLINE = {
+    "same_group": ("groups measured twice, by the model", "the same, after their first minute together"),
+    "other_groups": ("any group, by the model", "the same, after other groups of its tasks"),
+}
 
 
 def forms(found: dict[str, Any]) -> str:
@@ -79,6 +83,21 @@ def band(found: dict[str, Any]) -> str:
     return table(
         ("mechanism", "tasks", "at least the cautious speed", "the same, demands assumed", "spread of the log"), rows
     )
+
+
+def online(found: dict[str, Any]) -> str:
+    """Errors before and after what was observed corrects the model."""
+    titles = ("judged", "engine activity, power", "speeds", "mean error", "p90", "at least the cautious speed")
+    return table(titles, _online(found["online"]))
+
+
+def _online(found: dict[str, Any]) -> Iterable[tuple[str, ...]]:
+    for demands, replays in found.items():
+        for key, (before, after) in ONLINE.items():
+            one = replays[key]
+            for what, errors in ((before, one["before"]), (after, one["after"])):
+                kept = f"{100 * errors['kept_to_cautious']:.0f} %"
+                yield what, demands, str(one["rates"]), _error(errors), f"{errors['p90']:.3f}", kept
 
 
 def outside(found: dict[str, Any]) -> str:
@@ -162,6 +181,7 @@ MARKS = {
     "sharing forms": forms,
     "sharing band": band,
     "sharing band notes": band_notes,
+    "sharing online": online,
     "sharing outside": outside,
     "sharing outside notes": outside_notes,
     "sharing lucid": lucid,

@@ -55,6 +55,10 @@ class Client:
     def close(self) -> None:
         self._link.close()
 
+    def interrupt(self) -> None:
+        """End the request for which another thread waits: it raises Unreachable there."""
+        self._link.interrupt()
+
     def __enter__(self) -> Client:
         return self
 

@@ -76,6 +76,12 @@ class Link:
             self._socket = None
         self._buffer.clear()
 
+    def interrupt(self) -> None:
+        """The other end seems to be closed, also to a thread that waits for it now."""
+        if (connection := self._socket) is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
     def request(self, method: str, target: str, body: bytes | None, timeout_s: float | None) -> Reply:
         """Send the request and read the head of the answer. `timeout_s` limits each wait for bytes (None: no limit)."""
         raw = _compose(method, target, body)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import socket
 import sqlite3
 import subprocess
 import sys
+import urllib.request
 
 import pytest
 
@@ -65,8 +67,13 @@ def test_a_file_in_the_sockets_place_is_left_alone() -> None:
         assert daemon.paths.socket.read_text() == "mine"
 
 
-def test_sigterm_ends_it_cleanly() -> None:
-    with serving() as daemon:
+def test_it_serves_metrics_and_sigterm_ends_it_cleanly() -> None:
+    with serving(metrics__listen="127.0.0.1:0") as daemon:
+        assert daemon.wait(daemon.submit("true")).exit_code == 0
+        address = re.search(r"metrics are at (http://\S+)", daemon.log)
+        assert address is not None
+        with urllib.request.urlopen(address[1], timeout=LIMIT_S) as answer:
+            assert 'carma_tasks_finished_total{outcome="succeeded"} 1.0' in answer.read().decode()
         assert daemon.paths.pid_file.read_text().strip() == str(daemon.process.pid if daemon.process else "")
         assert daemon.stop() == 0
         assert not daemon.paths.socket.exists()

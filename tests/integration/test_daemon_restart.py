@@ -7,9 +7,11 @@ import signal
 import time
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from carma.core.model.events import Durable, StopRequested, TaskEstimated, TaskPlaced, TaskSubmitted
 from carma.core.model.outcome import Cancelled
-from carma.core.model.values import AttemptKey, Booking, GpuId, Owner, Placement, TaskId, TaskSpec
+from carma.core.model.values import AttemptKey, Booking, GpuId, Notify, Owner, Placement, TaskId, TaskSpec
 from carma.store.sqlite import SqliteStore
 from tests.harness import LIMIT_S, Daemon, daemon_at_rest, serving, until
 
@@ -203,3 +205,30 @@ def test_a_task_killed_from_outside_is_a_failure_not_a_loss() -> None:
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         assert daemon.wait(task).exit_code == 128 + signal.SIGKILL
+
+
+def test_a_notice_outlasts_kill_9_and_is_sent_once() -> None:
+    def told(daemon: Daemon) -> list[str]:
+        file = daemon.home / "told"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def is_reported(task: int) -> bool:
+        return any(line.event == "notice_sent" for line in daemon.client.story(task))
+
+    with daemon_at_rest() as daemon:
+        first = submitted(daemon)
+        notify = Notify(targets=("""sh -c 'echo "$CARMA_TASK_ID $CARMA_NOTICE" >> told'""",))
+        earlier_log(
+            daemon,
+            replace(first, spec=replace(first.spec, notify=notify)),
+            StopRequested(BEFORE, TaskId(1), Cancelled("root"), 10.0),
+        )
+        daemon.start()
+        until(lambda: is_reported(1), "the notice was sent")
+        failed = daemon.submit("false", notify=notify)
+        until(lambda: is_reported(failed), "the second notice was sent")
+        daemon.kill()
+        daemon.start()
+        assert daemon.wait(daemon.submit("true")).exit_code == 0
+        assert daemon.stop() == 0  # it waits for what is being sent
+        assert told(daemon) == ["1 failure", f"{failed} failure"]

@@ -33,6 +33,7 @@ VERBS: dict[str, Entry] = {
     "retry": Entry("Tasks", "Queue finished tasks again."),
     "update": Entry("Tasks", "Change waiting tasks."),
     "estimate": Entry("Tasks", "Estimate the GPU memory of a command, without a GPU."),
+    "top": Entry("Information", "GPUs and tasks, live, in the terminal."),
     "queue": Entry("Information", "Waiting and running tasks (alias: ls)."),
     "show": Entry("Information", "Details of one task."),
     "logs": Entry("Information", "Output of a task; -f follows it."),

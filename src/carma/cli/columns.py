@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import datetime
 import difflib
-import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -18,12 +17,6 @@ from carma.core.model.units import show_j, show_mib, show_s
 from carma.errors import Usage
 from carma.wire.api_types import TaskView
 
-_SHORTER = (  # the beginning of a reason must say the most: a narrow column shows nothing else
-    (re.compile(r"^(GPU \d+): is "), r"\1 is "),
-    (re.compile(r"^needs (\d+) GPUs; (\d+ of \d+) can take it now; "), r"needs \1 GPUs, \2 can take it; "),
-    (re.compile(r": it has no time limit \(--time\)$"), ""),
-)
-
 
 class TaskField(NamedTuple):
     column: Column
@@ -32,22 +25,19 @@ class TaskField(NamedTuple):
     raw: Callable[[TaskView, float], object] | None = None  # for CSV: seconds, MiB, ISO times
 
 
-def _where(task: TaskView, _now: float) -> str:
+def _where(task: TaskView, wide: bool = False) -> str:
     """The GPUs of a running task, the reason of a waiting one, like NODELIST(REASON) of squeue."""
     if task.state in ("starting", "running"):
         gpus = f"GPU {_gpus(task)}" if task.gpu_indices else ""
         return " ".join(part for part in (gpus, task.reason) if part)
-    reason = task.reason
-    for pattern, shorter in _SHORTER:
-        reason = pattern.sub(shorter, reason)
-    return reason or task.state
+    return (not wide and task.reason_short) or task.reason or task.state
 
 
-def _name(task: TaskView) -> str:
+def name_text(task: TaskView) -> str:
     return task.name + (task.array[task.array.index("[") :] if task.array and "[" in task.array else "")
 
 
-def _time_s(task: TaskView, now: float) -> float | None:
+def time_s(task: TaskView, now: float) -> float | None:
     """Run time; for a waiting task the time since its submission or its last attempt; None if it never ran."""
     if task.state in WAITING:
         since = (task.attempts[-1].ended_at if task.attempts else None) or task.submitted_at
@@ -68,7 +58,7 @@ def _memory_mib(task: TaskView) -> int | None:
     return task.gpu_memory_mib or (task.estimate.upper_mib if task.estimate else None)
 
 
-def _asks(task: TaskView) -> str:
+def asks_text(task: TaskView) -> str:
     mib = _memory_mib(task)
     size = "?" if mib is None else f"{mib / 1024:.1f}G" if mib >= 1024 else f"{mib}M"
     return f"{task.gpus_wanted}x{size}"
@@ -115,13 +105,13 @@ _STATES = "state code: PD H R CG CD F OOM CA TO LO DI NF"
 FIELDS: dict[str, TaskField] = {
     "id": _plain(Column("ID", right=True), lambda task: str(task.id), "task ID"),
     "array": _plain(Column("ARRAY"), lambda task: task.array or "-", "array and index"),
-    "name": _plain(Column("NAME", flexible=True, most=18), _name, "name, with the index in an array"),
+    "name": _plain(Column("NAME", flexible=True, most=18), name_text, "name, with the index in an array"),
     "user": _plain(Column("USER", flexible=True, most=10), lambda task: task.user, "submitter"),
     "st": _plain(Column("ST", state=True), lambda task: task.code, _STATES),
     "state": _plain(Column("STATE", state=True), lambda task: task.state, "state"),
-    "time": _figure("TIME", _time_s, show_s, "run time, or waiting time"),
+    "time": _figure("TIME", time_s, show_s, "run time, or waiting time"),
     "waited": _figure("WAITED", _waited_s, show_s, "time from submission to start"),
-    "asks": _plain(Column("GPUS", right=True), _asks, "number of GPUs and memory on each"),
+    "asks": _plain(Column("GPUS", right=True), asks_text, "number of GPUs and memory on each"),
     "want": _plain(Column("N", right=True), lambda task: str(task.gpus_wanted), "number of GPUs"),
     "gpus": _plain(Column("ON"), _gpus, "indices of the GPUs"),
     "mem": _figure(
@@ -151,7 +141,7 @@ FIELDS: dict[str, TaskField] = {
     ),
     "submitted": _moment("SUBMITTED", lambda task: task.submitted_at, "time of submission"),
     "ended": _moment("ENDED", lambda task: task.ended_at, "time of the end"),
-    "where": TaskField(Column("WHERE (WHY)", flexible=True), _where, "GPUs, or the reason of the wait"),
+    "where": _plain(Column("WHERE (WHY)", flexible=True), _where, "GPUs, or the reason of the wait (-w: whole)"),
     "reason": _plain(Column("REASON", flexible=True), lambda task: task.reason, "reason of the wait, or outcome"),
     "code": _plain(Column("WHY"), lambda task: task.reason_code or "-", "code of the reason"),
     "command": _plain(Column("COMMAND", flexible=True), lambda task: shlex.join(task.command), "command"),
@@ -182,10 +172,8 @@ def print_tasks(
     fields = [FIELDS[name] for name in names]
     columns = [field.column for field in fields]
     largest_j = max((task.energy_j or 0.0 for task in tasks), default=0.0)
-    rows = [
-        [show_j(task.energy_j, largest_j) if name == "energy" else FIELDS[name].text(task, now) for name in names]
-        for task in tasks
-    ]
+    own = {"energy": lambda task: show_j(task.energy_j, largest_j), "where": lambda task: _where(task, listing.wide)}
+    rows = [[own[name](task) if name in own else FIELDS[name].text(task, now) for name in names] for task in tasks]
     if not endings:
         return print_table(columns, rows, listing.header, listing.wide)
     remarks = [Remark("", short_ending(task)) for task in tasks]

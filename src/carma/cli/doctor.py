@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carma.cli.checks import run_all
 from carma.cli.checks.doctor_facts import Finding
-from carma.cli.output import STATE_STYLES, print_json, print_wrapped
+from carma.cli.output import STATE_STYLES, print_json, print_rich, wrapped_table
 from carma.cli.verb import json_flag, verb
 
 EXAMPLES = """
@@ -31,4 +31,4 @@ def _print(findings: list[Finding]) -> None:
         first, *rest = (finding.text + (f"\n→ {finding.hint}" if finding.hint else "")).splitlines() or [""]
         rows.append(((finding.verdict, STATE_STYLES[finding.verdict]), finding.check, first))
         rows += [("", "", line) for line in rest]
-    print_wrapped(rows, ("", "", ""))
+    print_rich(wrapped_table(rows, ("", "", "")))

@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,7 +34,31 @@ _BEFORE = ("estimating", "queued", "recovering", "starting")
 _BRIEF = ("", "Estimating", "Starting")  # reasons that usually pass at once
 
 
-def open_output(client: Client, task: int, *, stream: str, attempt: int | None, tail: int | None, follow: bool) -> Logs:
+class Stop(threading.Event):
+    """Ends, from another thread, the output that is followed."""
+
+    _client: Client | None = None
+
+    def watch(self, client: Client) -> None:
+        """Output comes from this client now."""
+        self._client = client
+
+    def set(self) -> None:
+        super().set()
+        if self._client is not None:
+            self._client.interrupt()
+
+
+def open_output(
+    client: Client,
+    task: int,
+    *,
+    stream: str,
+    attempt: int | None,
+    tail: int | None,
+    follow: bool,
+    stop: Stop | None = None,
+) -> Logs:
     """The output from the daemon, or from the file that the user named. `attempt` None: the newest."""
     try:
         return client.open_logs(task, stream=stream, attempt=attempt, tail=tail, follow=follow)
@@ -44,7 +68,9 @@ def open_output(client: Client, task: int, *, stream: str, attempt: int | None, 
         if not name or not _is_output(Path(name), task):
             raise
     offset = 0 if tail is None else _tail_offset(Path(name), tail)
-    return Logs(offset, _read(Path(name), offset, task, attempt, follow))
+    return Logs(
+        offset, _read(Path(name), offset, task, attempt, lambda: not follow or (stop is not None and stop.is_set()))
+    )
 
 
 def _is_output(path: Path, task: int) -> bool:
@@ -66,11 +92,11 @@ def _tail_offset(path: Path, tail: int) -> int:
     return sum(len(line) for line in (lines[:-tail] if tail else lines))
 
 
-def _read(path: Path, offset: int, task: int, attempt: int | None, follow: bool) -> Iterator[bytes]:
+def _read(path: Path, offset: int, task: int, attempt: int | None, stopped: Callable[[], bool]) -> Iterator[bytes]:
     with path.open("rb") as file, connect() as client:
         file.seek(offset)
         while True:
-            ended = not follow or has_ended(
+            ended = stopped() or has_ended(
                 client.task(task), attempt
             )  # checked before the read: if it has ended, this read is the last one
             while piece := file.read(CHUNK):
@@ -86,16 +112,27 @@ def has_ended(view: TaskView, attempt: int | None) -> bool:
     )
 
 
-def output_of(task: int, attempt: int, stream: str, tail: int | None = None, quiet: bool = False) -> Iterator[bytes]:
+def output_of(
+    task: int,
+    attempt: int,
+    stream: str,
+    tail: int | None = None,
+    quiet: bool = False,
+    stop: Stop | None = None,
+) -> Iterator[bytes]:
     """One attempt's output until the attempt has ended. After a restart of the daemon it continues at the next byte."""
     connection = PersistentConnection(answered=True, quiet=quiet)
+    stop = stop or Stop()
     position: int | None = None  # in the whole output; None: not opened yet
-    while True:
+    while not stop.is_set():
         try:
             with connect() as client:
+                stop.watch(client)
                 before = _identity(client)
                 rest = tail if position is None else None
-                opened = open_output(client, task, stream=stream, attempt=attempt, tail=rest, follow=True)
+                opened = open_output(client, task, stream=stream, attempt=attempt, tail=rest, follow=True, stop=stop)
+                if stop.is_set():  # before the request could be interrupted
+                    return
                 connection.succeeded()
                 begin = opened.offset or 0
                 position = begin if position is None else max(position, begin)
@@ -113,15 +150,19 @@ def output_of(task: int, attempt: int, stream: str, tail: int | None = None, qui
             connection.failed(error)
 
 
-def whole_output(task: int, stream: str, tail: int | None) -> Iterator[bytes]:
+def whole_output(
+    task: int, stream: str, tail: int | None, quiet: bool = False, stop: Stop | None = None
+) -> Iterator[bytes]:
     """The newest attempt's output and that of all later attempts, until the task has ended."""
-    connection = PersistentConnection()
+    connection = PersistentConnection(quiet=quiet)
     view, shown = connection.ask(lambda client: client.task(task)), 0
     while True:
         following = [each.number for each in view.attempts if each.number > shown]
         for number in following if shown else following[-1:]:
-            yield from output_of(task, number, stream, tail if not shown else None)
+            yield from output_of(task, number, stream, tail if not shown else None, quiet, stop)
             shown = number
+        if stop is not None and stop.is_set():
+            return
         if view.state == "finished" and not any(each.number > shown for each in view.attempts):
             return
         view = connection.ask(lambda client: client.task(task, wait_s=OUTPUT_POLL_S))

@@ -7,6 +7,7 @@ import click
 from carma.cli.connection import ask
 from carma.cli.output import Column, Field, Remark, print_json, print_remarked
 from carma.cli.verb import Listing, table_flags, verb
+from carma.cli.watch import watch_flag
 from carma.cli.wording import percent, slowdown_text
 from carma.client import Client
 from carma.core.model.units import show_count
@@ -22,16 +23,23 @@ METRICS = {
 EXAMPLES = """
 carma gpus
 carma gpus -w
+carma gpus --watch 5
 carma gpus --json
 """
 
 
-def _name(gpu: GpuView) -> str:
+def name_of(gpu: GpuView) -> str:
     return gpu.name.removeprefix("NVIDIA ")
 
 
+def _task(gpu: GpuView, task: int) -> str:
+    if task in gpu.paused:
+        return f"{task} paused"
+    return f"{task} idle" if task in gpu.idle_tasks else str(task)
+
+
 def _tasks(gpu: GpuView) -> str:
-    tasks = ",".join(f"{task} (paused)" if task in gpu.paused else str(task) for task in gpu.tasks) or "-"
+    tasks = ",".join(_task(gpu, task) for task in gpu.tasks) or "-"
     return tasks + (f" +{len(gpu.foreign)} foreign" if gpu.foreign else "")
 
 
@@ -46,7 +54,7 @@ def _slowdowns(gpu: GpuView) -> str:
     return ",".join(known) or "-"
 
 
-NAME: Field[GpuView] = (Column("NAME", flexible=True, most=20), _name)
+NAME: Field[GpuView] = (Column("NAME", flexible=True, most=20), name_of)
 FIELDS: tuple[Field[GpuView], ...] = (
     (Column("GPU", right=True), lambda gpu: str(gpu.index)),
     (Column("UUID"), lambda gpu: gpu.gpu),
@@ -67,6 +75,7 @@ WIDE_ONLY = ("UUID", "GRACT", "TENSOR", "METRICS", "SLOWDOWN")
 
 @verb("gpus", examples=EXAMPLES)
 @table_flags
+@watch_flag
 def command(listing: Listing) -> None:
     """GPUs with their tasks, memory, activity, power and state.
 
@@ -87,7 +96,7 @@ def command(listing: Listing) -> None:
 def _print(gpus: list[GpuView], header: bool, wide: bool) -> None:
     named = wide or len({gpu.name for gpu in gpus}) > 1 or not header
     if header and not named:
-        click.echo(f"{show_count(len(gpus), 'GPU')}: {_name(gpus[0])}" + _source(gpus))
+        click.echo(f"{show_count(len(gpus), 'GPU')}: {name_of(gpus[0])}" + _source(gpus))
     fields = [field for field in FIELDS if (named or field is not NAME) and (wide or field[0].title not in WIDE_ONLY)]
     columns = [*(column for column, _ in fields), Column("STATE", flexible=True, state=True)]
     rows = [[text(gpu) for _, text in fields] for gpu in gpus]

@@ -163,7 +163,7 @@ def _lines(renderable: RenderableType, wide: bool = False, least: int = 0) -> li
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def print_wrapped(rows: Iterable[Sequence[str | tuple[str, str]]], titles: Sequence[str]) -> None:
+def wrapped_table(rows: Iterable[Sequence[str | tuple[str, str]]], titles: Sequence[str]) -> RenderableType:
     """Rows of texts, some with a style. The last text of a row wraps and is never cut. No header if all titles are
     empty."""
     from rich.table import Table
@@ -176,13 +176,17 @@ def print_wrapped(rows: Iterable[Sequence[str | tuple[str, str]]], titles: Seque
     for row in rows:
         cells = ((cell, "") if isinstance(cell, str) else cell for cell in row)
         table.add_row(*(Text(safe(text), style) for text, style in cells))
-    print_rich(table)
+    return table
+
+
+def facts_table(facts: Iterable[tuple[str, str]], indent: int = 0) -> RenderableType:
+    """`label  text` lines with hanging indents. Facts with an empty text are left out."""
+    style = "" if indent else "bold"
+    return wrapped_table((((" " * indent + label, style), text) for label, text in facts if text), ("", ""))
 
 
 def print_facts(facts: Iterable[tuple[str, str]], indent: int = 0) -> None:
-    """`label  text` lines with hanging indents. Facts with an empty text are left out."""
-    style = "" if indent else "bold"
-    print_wrapped((((" " * indent + label, style), text) for label, text in facts if text), ("", ""))
+    print_rich(facts_table(facts, indent))
 
 
 def heading(text: str) -> None:

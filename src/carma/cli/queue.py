@@ -10,6 +10,7 @@ from carma.cli.error_output import note
 from carma.cli.option_types import non_empty, whole
 from carma.cli.output import print_json
 from carma.cli.verb import Listing, table_flags, user_flags, verb
+from carma.cli.watch import watch_flag
 from carma.client import MOST_LISTED
 
 USUAL = ("id", "name", "st", "time", "asks", "where")
@@ -19,6 +20,7 @@ EXAMPLES = """
 carma queue                     your tasks
 carma queue -u all              tasks of all users
 carma queue -o id,st,reason     other columns
+carma queue --watch             again every 2 seconds, until Ctrl-C
 carma queue --json              for programs
 """
 
@@ -29,6 +31,7 @@ carma queue --json              for programs
 @click.option("-n", "--limit", type=whole(0), help=f"Maximum number of rows (default {MAX_ROWS:,}); 0: all.")
 @click.option("-o", "--format", "columns", type=non_empty("A,B"), help="Columns, see above.")
 @table_flags
+@watch_flag
 def command(owner: str | None, state: str | None, limit: int | None, columns: str | None, listing: Listing) -> None:
     """Waiting and running tasks, in queue order.
 

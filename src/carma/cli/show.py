@@ -49,12 +49,12 @@ def command(task: int, as_json: bool) -> None:
 
 def _print(task: TaskView, story: list[StoryLine], now: float) -> None:
     heading(f"task {task.id}  {task.name}" + (f"  (array {task.array})" if task.array else ""))
-    memory = [("memory", _memory(task)), *_estimate(task)]
+    memory = [("memory", memory_text(task)), *_estimate(task)]
     print_facts([*_properties(task), *_times(task, now), *memory, ("alone", _demand(task))])
     if task.attempts:
         heading("attempts")
         for attempt in task.attempts:
-            print_facts(_attempt(attempt, now), indent=2)
+            print_facts(attempt_facts(attempt, now), indent=2)
     if story:
         heading("story")
         print_facts([(moment(line.at), line.text) for line in story], indent=2)
@@ -102,7 +102,7 @@ def _times(task: TaskView, now: float) -> Facts:
     ]
 
 
-def _memory(task: TaskView) -> str:
+def memory_text(task: TaskView) -> str:
     """Declared, estimated, booked, observed and needed memory. Equal figures in a row are joined."""
     estimate = task.estimate
     found: list[tuple[str, int | None, str]] = [("declared", task.gpu_memory_mib, "")]
@@ -146,7 +146,7 @@ def _demand(task: TaskView) -> str:
     return f"{text} (predicted from its trial run)" if estimate.demand_predicted else text
 
 
-def _attempt(attempt: AttemptView, now: float) -> Facts:
+def attempt_facts(attempt: AttemptView, now: float) -> Facts:
     outcome = outcome_text(attempt.outcome) if attempt.outcome else "runs" if attempt.started_at else "starting"
     began = attempt.started_at or attempt.placed_at
     took = show_s((attempt.ended_at or now) - began)

@@ -16,6 +16,7 @@ from carma.cli import parsers as parse
 from carma.cli import rad_file, sweep, task_file
 from carma.cli.connection import ask
 from carma.cli.error_output import click_message, note
+from carma.cli.notify_options import notify_of
 from carma.cli.task_flags import CARMA_ONLY, IGNORED
 from carma.cli.verb import AFTER_DASHES
 from carma.client import Client
@@ -52,6 +53,7 @@ def requests(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> list[S
         asked.flags["begin_at"] = parse.parse_begin(asked.flags["begin_at"], now)
         if asked.flags["begin_at"] < now:
             note("the time of --begin has passed, so it delays nothing")
+    asked.flags["notify"] = notify_of(asked.flags)
     made = []
     for place, command in enumerate(asked.commands):
         for filled, chosen in sweep.combinations(command, params) if params else [(command, {})]:

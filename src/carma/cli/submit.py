@@ -11,9 +11,9 @@ import click
 
 from carma.cli.connection import connect
 from carma.cli.error_output import complain, is_closed, note
-from carma.cli.explain import print_entries
+from carma.cli.explain import entries_table
 from carma.cli.follow import wait_for
-from carma.cli.output import print_json
+from carma.cli.output import print_json, print_rich
 from carma.cli.submission import note_missing_scripts, requests
 from carma.cli.task_flags import submit_flags
 from carma.cli.verb import command_verb
@@ -97,4 +97,5 @@ def _print(answers: list[SubmitAnswer], ids: list[int]) -> None:
         return
     for answer in answers:
         click.echo(f"dry run: {answer.note or 'nothing was submitted'}")
-        print_entries(answer.explain)
+        for table in entries_table(answer.explain):
+            print_rich(table)

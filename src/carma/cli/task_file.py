@@ -91,6 +91,8 @@ def _option(path: Path, flag: str, value: object) -> list[str]:
     if flag == "param" and isinstance(value, dict):
         each = {name: values if isinstance(values, list) else [values] for name, values in value.items()}
         return [f"--param={name}={','.join(str(item) for item in items)}" for name, items in each.items()]
+    if flag == "notify" and isinstance(value, list):
+        return [f"--notify={target}" for target in value]
     if isinstance(value, bool):
         return [f"--{flag}"] if value else [f"--no-{flag}"] if flag in ("requeue", "progress") else []
     if isinstance(value, str | int | float):

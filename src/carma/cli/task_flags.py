@@ -12,6 +12,7 @@ import click
 
 from carma.cli import parsers as parse
 from carma.cli.error_output import note
+from carma.cli.notify_options import parse_kinds
 from carma.cli.option_types import GPU_MEMORY, TIME, Function, Parsed, non_empty, whole
 from carma.cli.verb import command_words
 from carma.core.model.units import parse_duration_s
@@ -71,6 +72,11 @@ OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("--mechanism", click.Choice(("mps", "timeslice")), "How the task shares GPUs (default: sharing.mechanism)."),
     ("--threads-percent", whole(1, 100), "Limit on the SMs of each GPU under MPS, in percent (default 100)."),
     ("--export", Parsed("VARS", _export), "Environment variables: ALL (default), NONE, NAME, NAME=value."),
+    (
+        "--notify-on",
+        Parsed("EVENTS", parse_kinds),
+        "Events to notify of: finish,failure,oom,wait,idle (default),retry.",
+    ),
     ("--comment", Parsed("TEXT", str), "Comment, shown by `carma show`."),
 )
 SWITCHES: tuple[tuple[str, str], ...] = (
@@ -90,8 +96,8 @@ IGNORED: dict[str, tuple[tuple[str, ...], str]] = {
     "qos": (("-q", "--qos"), "has no effect"),
     "ntasks": (("-n", "--ntasks"), "has no effect: a task is one command"),
     "nodes": (("-N", "--nodes"), "has no effect: there is one node"),
-    "mail_type": (("--mail-type",), "has no effect: no mail is sent"),
-    "mail_user": (("--mail-user",), "has no effect: no mail is sent"),
+    "mail_type": (("--mail-type",), "has no effect: --notify mailto:ADDRESS sends mails"),
+    "mail_user": (("--mail-user",), "has no effect: --notify mailto:ADDRESS sends mails"),
 }
 CARMA_ONLY = (  # long options that a training script is unlikely to have
     "--gpu-mem",
@@ -103,6 +109,13 @@ CARMA_ONLY = (  # long options that a training script is unlikely to have
     "--no-pause",
     "--no-requeue",
     "--nonblock",
+)
+REPEATED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    (
+        "--notify",
+        {"multiple": True, "metavar": "TARGET"},
+        "Notify mailto:ADDRESS, a webhook, an Apprise URL or a command; repeatable; none: nobody.",
+    ),
 )
 SOURCES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--file", {"type": click.Path(), "metavar": "FILE"}, "Task file (.toml or .rad) or script to submit."),
@@ -117,7 +130,7 @@ def submit_flags(function: Function) -> Function:
     function = command_words(function)
     for ignored, _why in reversed(IGNORED.values()):
         function = click.option(*ignored, default=None, hidden=True)(function)
-    for names, extra, text in reversed(SOURCES):
+    for names, extra, text in reversed((*SOURCES, *REPEATED)):
         function = click.option(*names.split(), help=text, **extra)(function)
     for names, text in reversed(SWITCHES):
         function = click.option(*names.split(), is_flag=True, default=None, help=text)(function)

@@ -81,6 +81,18 @@ class Launch(Record, frozen=True, kw_only=True):
     ] = True
 
 
+class Metrics(Record, frozen=True, kw_only=True):
+    """The endpoint for Prometheus."""
+
+    listen: Annotated[
+        str, Meta(description="Loopback address and port of the endpoint, such as 127.0.0.1:9177; empty: none.")
+    ] = ""
+    token_file: Annotated[
+        str,
+        Meta(description="File with the token that a request must have (Authorization: Bearer TOKEN); empty: none."),
+    ] = ""
+
+
 class Settings(Rules, frozen=True, kw_only=True):
     """The sections of the rules are inherited: each rule of the core is a setting."""
 
@@ -88,6 +100,7 @@ class Settings(Rules, frozen=True, kw_only=True):
     daemon: Daemon = Daemon()
     virtual: Virtual = Virtual()
     launch: Launch = Launch()
+    metrics: Metrics = Metrics()
     plugins: dict[str, Record] = {}  # policy -> its own settings, where any are given; not a section
 
     @property

@@ -12,18 +12,27 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from carma.core import checkpoint_request as saving
-from carma.core import pausing
+from carma.core import notices, pausing
 from carma.core.attempt_end import record_end
 from carma.core.model import events as e
 from carma.core.model.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
 from carma.core.model.outcome import Outcome, OutOfMemory
-from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Running, Starting, effective_ending
+from carma.core.model.status import (
+    Ended,
+    Estimating,
+    Finished,
+    Queued,
+    Recovering,
+    Running,
+    Starting,
+    effective_ending,
+)
 from carma.core.model.task import Attempt, Task
 from carma.core.model.values import AttemptKey, Booking, TaskId
 from carma.core.recovery import blame
 from carma.core.state import SERVER, InvalidEvent, State
+from carma.core.telemetry import idle, slowed, step_rates, usage
 from carma.core.telemetry import observation as observe
-from carma.core.telemetry import slowed, step_rates, usage
 from carma.core.telemetry.measurements import Track
 from carma.core.telemetry.pace import regroup
 
@@ -57,6 +66,9 @@ def step(state: State, event: e.AnyEvent) -> list[Command]:
             return pausing.pause(state, _task(state, event.task), event)
         case e.TaskUnpaused():
             return pausing.unpause(state, _task(state, event.task), event)
+        case e.NoticeSent(task=task_id, kind=kind, about_at=at):
+            state.put(notices.without_notice(_task(state, task_id), kind, at))
+            return []
         case e.TaskChanged():
             return _changed(state, _task(state, event.task), event)
         case _:
@@ -229,14 +241,19 @@ def _shrunk(state: State, task: Task, event: e.BookingShrunk) -> list[Command]:
 
 
 def _use_noted(state: State, event: e.UseNoted) -> list[Command]:
-    for use in event.attempts:
-        task = _current(state, use.key)
-        if task is not None:
-            _store_use(state, task, use)
+    uses = {use.key: use for use in event.attempts}
+    for key in tuple(
+        state.active.values()
+    ):  # all of them, because a task that is stored moves to the end of the indices
+        if key in uses:
+            _store_use(state, state.tasks[key.task], uses[key])
+        else:
+            state.put(state.tasks[key.task])
     state.idle_w.update(event.idle_w)
     for gpu, watts in event.empty_w.items():
         state.live_of(gpu).empty_w = watts
     usage.noted(state, event.gpus)
+    step_rates.corrections_noted(state, event.corrections)
     return []
 
 
@@ -316,24 +333,30 @@ def _warned(state: State, task: Task, signal: int) -> list[Command]:
 
 
 def _finish(state: State, task: Task, at: float, outcome: Outcome) -> None:
-    state.put(replace(task, status=Finished(at, outcome)))
+    finished = replace(task, status=Finished(at, outcome))
+    kinds = notices.kinds_of_end(task, outcome)
+    state.put(notices.with_notice(finished, kinds, at, state.rules.notify))
     state.overtaken.pop(task.id, None)
 
 
-Move = e.RecoveryPlanned | e.RecoveryDue | e.TaskFinished | e.TaskHeld | e.TaskReleased | e.TaskRetried
-
-
-def _moved(state: State, task: Task, event: Move) -> list[Command]:
+def _moved(state: State, task: Task, event: e.TaskEvent) -> list[Command]:
     """A change of status that depends on the current one."""
     match (event, task.status):
         case (e.RecoveryPlanned(plan=plan, until=until), Ended(at=ended_at, held=held)):
-            state.put(replace(task, plan=plan, status=Recovering(ended_at, until, held)))
+            recovering = replace(task, plan=plan, status=Recovering(ended_at, until, held))
+            kinds = notices.kinds_of_retry(task)
+            state.put(notices.with_notice(recovering, kinds, event.at, state.rules.notify))
         case (e.RecoveryDue(), Recovering(since=since, held=held)):
             state.put(replace(task, status=Queued(since, held)))
         case (e.TaskFinished(outcome=outcome), Ended(at=ended_at)):
             _finish(state, task, ended_at, outcome)  # not event.at, which can be hours later, after a restart
         case (e.TaskFinished(outcome=outcome), Estimating() | Queued() | Recovering()):
             _finish(state, task, event.at, outcome)
+        case (e.NoticeDue(), Queued() as status):
+            waiting = replace(task, status=replace(status, wait_noted=True))
+            state.put(notices.with_notice(waiting, ("wait",), event.at, state.rules.notify))
+        case (e.IdleNoted() | e.IdleOver(), Running()):
+            idle.apply(state, task, event)
         case (e.TaskHeld(), Queued() | Estimating()):
             state.put(replace(task, status=replace(task.status, held=True)))
         case (e.TaskReleased(), Queued() | Estimating()):

@@ -18,6 +18,7 @@ from carma.core.model.values import (
     Alone,
     AttemptKey,
     Confinement,
+    Correction,
     Estimate,
     Frameworks,
     Gpu,
@@ -196,6 +197,7 @@ class Checkpoint(Record, frozen=True, kw_only=True):
     idle_w: dict[str, float] = {}  # GPU -> measured idle power
     empty_w: dict[str, float] = {}  # GPU -> idle power by a single reading
     usage: tuple[UserUsage, ...] = ()  # past use by users
+    corrections: tuple[Correction, ...] = ()
 
 
 class Loaded(Record, frozen=True):

@@ -9,15 +9,24 @@ from itertools import takewhile
 
 from carma.core import preemption as preempt
 from carma.core import undo
-from carma.core.model.events import Durable, RecoveryDue, RecoveryPlanned, StopRequested, TaskFinished, TaskWarned
+from carma.core.model.events import (
+    Durable,
+    NoticeDue,
+    RecoveryDue,
+    RecoveryPlanned,
+    StopRequested,
+    TaskFinished,
+    TaskWarned,
+)
 from carma.core.model.outcome import TimedOut
 from carma.core.model.status import Recovering, Running
 from carma.core.model.task import Task
+from carma.core.model.values import TaskId
 from carma.core.recovery import GiveUp, next_step
 from carma.core.scheduling.scheduling_pass import schedule
 from carma.core.scheduling.verdict_cache import VerdictCache
 from carma.core.state import EARLY_S, State, in_order
-from carma.core.telemetry import watchdog
+from carma.core.telemetry import idle, watchdog
 from carma.core.telemetry.booking_shrink import shrinks
 from carma.core.telemetry.observation import to_store
 
@@ -27,6 +36,7 @@ def propose(state: State, now: float, cache: VerdictCache | None = None) -> list
     due: list[Durable] = []
     due.extend(watchdog.stops(state, now))
     due.extend(_ends_and_recoveries(state, now))
+    due.extend(idle.events(state, now))
     stopped = {event.task for event in due if isinstance(event, StopRequested)}
     due.extend(event for event in _limits(state, now) if event.task not in stopped)
     due.extend(preempt.stayed(state, now))
@@ -34,6 +44,7 @@ def propose(state: State, now: float, cache: VerdictCache | None = None) -> list
     due.extend(TaskFinished(now, task_id, outcome) for task_id, outcome in sorted(state.impossible.items()))
     due.extend(to_store(state, now))
     due.extend(shrinks(state, now))
+    due.extend(_long_waits(state, now))
     # Placements come alone: the events above may free a GPU, change the order of the queue or end a task.
     # No task is asked to make room while a waiting task can start without that.
     return due or list(schedule(state, now, cache)) or _changes_of_running_tasks(state, now, cache)
@@ -60,10 +71,19 @@ def _ends_and_recoveries(state: State, now: float) -> list[Durable]:
 
 def _limits(state: State, now: float) -> list[StopRequested | TaskWarned]:
     """Time limits reached, and the warning signals that go before them."""
-    near = takewhile(lambda deadline: deadline[0] - EARLY_S <= now, state.deadlines)
-    ids = in_order({task_id for _, task_id in near}, state.active)
+    ids = in_order(_near(state, now), state.active)
     events = (limit_reached(state, state.tasks[task_id], now) for task_id in ids)
     return [event for event in events if event is not None]
+
+
+def _near(state: State, now: float) -> set[TaskId]:
+    """The tasks with a deadline that has come."""
+    near = takewhile(lambda deadline: deadline[0] - EARLY_S <= now, state.deadlines)
+    return {task_id for _, task_id in near}
+
+
+def _long_waits(state: State, now: float) -> list[NoticeDue]:
+    return [NoticeDue(now, task_id) for task_id in sorted(_near(state, now)) if task_id not in state.active]
 
 
 def limit_reached(state: State, task: Task, now: float) -> StopRequested | TaskWarned | None:

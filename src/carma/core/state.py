@@ -2,7 +2,8 @@
 
 1. The logged part (`tasks`, `gpus`, `drained`, ...) and its indices: a replay rebuilds it exactly.
 2. The observed part (`live`, `tracks`, `usage`): it is empty after a restart and fills with the next samples. UseNoted
-   and the checkpoint keep what would be costly to lose: idle power, peaks and energy, and which attempts have settled.
+   and the checkpoint keep what would be costly to lose: idle power, peaks and energy, which attempts have settled, and
+   learned corrections of rates.
 
 It holds no caches: whatever `propose` remembers lies outside (scheduling/verdict_cache.py).
 """
@@ -17,7 +18,8 @@ from carma.core.model.outcome import Cancelled, NeverFits, Outcome, describe_to_
 from carma.core.model.settings import Rules
 from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Running, Starting
 from carma.core.model.task import Task
-from carma.core.model.values import AttemptKey, Gpu, GpuId, Placement, TaskId, TaskSpec
+from carma.core.model.values import AttemptKey, Correction, Gpu, GpuId, Placement, TaskId, TaskSpec
+from carma.core.notices import long_wait_at
 from carma.core.scheduling.fair_order import FairQueue, QueueKey
 from carma.core.scheduling.fairness import Accounts
 from carma.core.scheduling.feasibility import never_fits, usable
@@ -56,7 +58,7 @@ class State:
         self.dependents: dict[TaskId, set[TaskId]] = {}  # task -> tasks that depend on it
         self.active_in_array: dict[TaskId, int] = {}  # array -> number of its active tasks
         self.impossible: dict[TaskId, Outcome] = {}  # waiting tasks that can never start, and why
-        self.deadlines: list[tuple[float, TaskId]] = []  # sorted: when a time limit, or the warning before it, is due
+        self.deadlines: list[tuple[float, TaskId]] = []  # sorted: when a limit, its warning or a long wait is due
         self.usable: tuple[Gpu, ...] = ()  # the GPUs that take tasks, largest first
         self.versions: dict[GpuId, int] = {}  # increased with every change that concerns the GPU; see `touch`
         # Observed, not logged:
@@ -64,10 +66,13 @@ class State:
         self.tracks: dict[AttemptKey, Track] = {}
         self.idle_w: dict[GpuId, float] = {}  # lowest mean power of each GPU while it was unused
         self.usage: dict[tuple[int, GpuId], Hour] = {}  # by hour and GPU; see usage.py
+        self.corrections: dict[str, Correction] = {}  # by command, the newest last; see pace.py
+        self.new_corrections: set[str] = set()  # those that no UseNoted has stored yet
         self.shown_on: dict[TaskId, set[GpuId]] = {}  # task -> GPUs whose newest sample shows its processes
         # Candidates that `propose` checks; a sample removes those that are not due any more:
         self.over_booking: set[GpuId] = set()  # shared GPUs on which a task may hold more than it booked
         self.grown: set[TaskId] = set()  # active tasks whose peak memory may have to be stored
+        self.idle: set[TaskId] = set()  # active tasks that became idle holders, or are none any more
         self.settled: set[TaskId] = set()  # active tasks whose booking may shrink
 
     def set_gpus(self, gpus: Iterable[Gpu]) -> None:
@@ -107,8 +112,8 @@ class State:
             self.touch(gpu)
 
     def _set_deadline(self, before: Task | None, task: Task | None) -> None:
-        old_at = None if before is None else due_at(before)
-        new_at = None if task is None else due_at(task)
+        old_at = None if before is None else due_at(before, self.rules)
+        new_at = None if task is None else due_at(task, self.rules)
         if old_at != new_at and before is not None and old_at is not None:
             del self.deadlines[bisect_left(self.deadlines, (old_at, before.id))]
         if old_at != new_at and task is not None and new_at is not None:
@@ -186,6 +191,7 @@ class State:
         """`propose` has to check the peak memory and the booking of an active task."""
         self.grown.add(task.id)
         self.settled.add(task.id)
+        self.idle.add(task.id)
 
     def _index(self, task: Task) -> None:
         match task.status:
@@ -228,6 +234,7 @@ class State:
                 del self.active[task.id]
                 self.preempting.discard(task.id)
                 self.grown.discard(task.id)
+                self.idle.discard(task.id)
                 self.settled.discard(task.id)
                 for gpu in placement.gpus:
                     del self.on_gpu[gpu][task.key]
@@ -263,9 +270,11 @@ class State:
         return {gpu: watts for gpu, watts in read.items() if watts is not None}
 
 
-def due_at(task: Task) -> float | None:
-    """When the next thing about its time limit is due; None: never."""
+def due_at(task: Task, rules: Rules) -> float | None:
+    """When its time limit, the warning before it, or the notice of its long wait is due; None: never."""
     status, limit_s = task.status, task.spec.time_limit_s
+    if isinstance(status, Queued):
+        return long_wait_at(task, rules.notify)
     if limit_s is None or not isinstance(status, Running) or status.ending is not None or status.paused is not None:
         return None
     warn = task.spec.warn

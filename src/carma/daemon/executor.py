@@ -21,7 +21,15 @@ from typing import TypeVar, assert_never
 from msgspec.structs import replace
 
 from carma.core.model import commands as c
-from carma.core.model.events import AttemptEnded, Durable, StopRequested, TaskEstimated, TaskFinished, TaskPlaced
+from carma.core.model.events import (
+    AttemptEnded,
+    Durable,
+    StopRequested,
+    TaskEstimated,
+    TaskFinished,
+    TaskPlaced,
+    task_of,
+)
 from carma.core.model.outcome import Preempted
 from carma.core.model.status import Running, Starting
 from carma.core.model.values import AttemptKey, Frameworks, TaskId
@@ -47,9 +55,16 @@ FindFrameworks = Callable[[LaunchOrder], Awaitable[Frameworks]]  # does not rais
 
 class Executor:
     def __init__(
-        self, shell: Shell, launcher: Launcher, estimates: Estimates, find_frameworks: FindFrameworks | None = None
+        self,
+        shell: Shell,
+        launcher: Launcher,
+        estimates: Estimates,
+        find_frameworks: FindFrameworks | None = None,
+        send_notices: Callable[[TaskId], None] = lambda _task: None,
     ) -> None:
-        """`find_frameworks` is awaited before a launch that needs its result."""
+        """`find_frameworks` is awaited before a launch that needs its result. `send_notices` begins to send the notices
+        that a task has."""
+        self.send_notices = send_notices
         self.launcher = launcher
         self.poll_now = asyncio.Event()  # set: the loop polls the attempts at once
         self.shared: set[AttemptKey] = set()  # active attempts that had a neighbour at any time
@@ -76,6 +91,9 @@ class Executor:
                 self._cancel_estimate(task)
             case _:
                 pass
+        changed = state.tasks.get(task_of(event) or TaskId(0))
+        if changed is not None and changed.notices:
+            self.send_notices(changed.id)
         for command in commands:
             self.execute(command, event.at)
 

@@ -104,6 +104,9 @@ async def reconcile(shell: Shell, loop: Loop, replayed: ReplayedLog) -> None:
     await loop.gpus_changed(await loop.find_gpus())
     for command, at in _left_to_do(shell, replayed):
         executor.execute(command, at)
+    for task in list(shell.state.tasks.values()):
+        if task.notices:
+            executor.send_notices(task.id)
     shell.reconciled.set()
     executor.poll_now.set()
 

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -31,6 +31,7 @@ from carma.daemon.housekeeping import keep_tidy
 from carma.daemon.http.http_server import HttpServer, fitting_limits
 from carma.daemon.http.socket_address import Address, keep_reachable
 from carma.daemon.loop import Loop
+from carma.daemon.notices import Notices
 from carma.daemon.probes.pool import Probes
 from carma.daemon.recovery_on_start import ReplayedLog, last_time, reconcile, replay, skip_used_ids
 from carma.daemon.runtime import SteadyClock
@@ -50,6 +51,9 @@ from carma.trial.fingerprint import fingerprint
 from carma.trial.protocol import Context, NoTrials
 from carma.trial.trial_run import TrialRuns
 
+if TYPE_CHECKING:
+    from carma.daemon.metrics.endpoint import MetricsEndpoint
+
 log = logging.getLogger("carma.daemon")
 
 TRACE = "trace"  # the estimator that uses trial runs
@@ -65,6 +69,8 @@ class DaemonParts(NamedTuple):
     probes: Probes
     store: SqliteStore
     replayed: ReplayedLog
+    metrics: MetricsEndpoint | None
+    notices: Notices
 
 
 async def serve(paths: Paths, loaded: LoadedSettings, store: SqliteStore, ready: Callable[[], None]) -> int:
@@ -86,6 +92,7 @@ async def serve(paths: Paths, loaded: LoadedSettings, store: SqliteStore, ready:
         await _while_running(running, parts.loop.end_own_pauses())
         if parts.shell.cancel_at_stop:
             await _while_running(running, parts.loop.cancel_all())
+        await _while_running(running, parts.notices.drain())
     finally:
         _notify("STOPPING=1")
         server.stop()
@@ -118,13 +125,14 @@ def _handle_signals(parts: DaemonParts) -> None:
 
 def _start_background(parts: DaemonParts, server: HttpServer, address: Address) -> list[asyncio.Task[None]]:
     """The HTTP server comes first: it ends by itself."""
-    shell, store = parts.shell, parts.store
+    shell, store, metrics = parts.shell, parts.store, parts.metrics
     work: dict[str, Coroutine[object, object, None]] = {
         "http": server.run(),
         "housekeeping": keep_tidy(shell, store, shell.paths.log_dir),
         "socket": keep_reachable(address, server),
         "MPS servers": _maintain(parts),
         "database": home.watch_database(lambda: shell.read(store.in_place), shell.fail, store.path),
+        **({"metrics": metrics.run()} if metrics is not None else {}),
     }
     return [asyncio.create_task(one, name=name) for name, one in work.items()]
 
@@ -139,6 +147,7 @@ async def _close(parts: DaemonParts) -> None:
         except (OSError, TimeoutError) as error:
             log.error("the MPS servers could not be stopped: %s", error)
     await parts.loop.close()
+    await parts.notices.close()
     await parts.probes.close()
     await parts.loop.writer.close()
 
@@ -218,10 +227,26 @@ def _build(paths: Paths, loaded: LoadedSettings, store: SqliteStore) -> DaemonPa
     probes = Probes()
     launcher = _make_launcher(paths, loaded, source, gpus)
     estimates = _make_estimates(shell, source, gpus)
-    executor = Executor(shell, launcher, estimates, probes.find_frameworks if source.trials else None)
+    notices = Notices(shell, settings.notify, probes.notify)
+    find_frameworks = probes.find_frameworks if source.trials else None
+    executor = Executor(shell, launcher, estimates, find_frameworks, notices.send)
     steps = StepFiles(paths.log_dir)
     loop = Loop(shell, executor, source.sampler, period_s=settings.monitor.period_s, steps=steps)
-    return DaemonParts(shell, loop, launcher, estimates, probes, store, replayed)
+    return DaemonParts(shell, loop, launcher, estimates, probes, store, replayed, _open_metrics(shell), notices)
+
+
+def _open_metrics(shell: Shell) -> MetricsEndpoint | None:
+    """None if no endpoint is configured, or if its address is taken: tasks run without metrics too."""
+    settings = shell.settings.metrics
+    if not settings.listen:
+        return None
+    from carma.daemon.metrics.endpoint import MetricsEndpoint  # with prometheus_client
+
+    try:
+        return MetricsEndpoint(shell, settings)
+    except OSError as error:
+        log.error("there are no metrics, because %s cannot be used: %s", settings.listen, error.strerror)
+        return None
 
 
 def _make_launcher(paths: Paths, loaded: LoadedSettings, source: GpuSource, gpus: Sequence[Gpu]) -> ProcessLauncher:

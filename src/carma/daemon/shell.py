@@ -79,6 +79,14 @@ class Subscription:
         return found
 
 
+class Recorder(Protocol):
+    """Counts what happens, for the metrics. Called on the event loop; must be quick."""
+
+    def stepped(self, event: Durable, state: State) -> None: ...
+
+    def decided(self, seconds: float) -> None: ...
+
+
 class StoreAndArchive(Store, Archive, Protocol):
     """The log of events and the archive, in one file."""
 
@@ -112,6 +120,7 @@ class Shell:
         # Stops of running attempts that the store refused. The loop carries them out, and stores them when it can.
         self.unstored_stops: deque[tuple[AttemptKey, StopRequested]] = deque()
         self.wake = asyncio.Event()  # the writer has something to do
+        self.recorder: Recorder | None = None
         self._subscriptions: set[Subscription] = set()
         self._waiting: dict[asyncio.Future[bool], Predicate] = {}
         self._store_thread = BackgroundThread("store")

@@ -43,6 +43,7 @@ def restore(rules: Rules, policy: Policy, checkpoint: Checkpoint | None) -> Stat
             track.begin(attempt.started_at)
             track.done_s = pace * track.ran_s(state.now)
             track.paced_at = state.now
+    state.corrections = {one.command: one for one in checkpoint.corrections}
     state.idle_w = {GpuId(gpu): watts for gpu, watts in checkpoint.idle_w.items()}
     regroup(state, state.gpus, state.now)
     for gpu, watts in checkpoint.empty_w.items():
@@ -68,7 +69,8 @@ def checkpoint(state: State, sequence: int) -> tuple[Checkpoint, tuple[Task, ...
     kept: list[Task] = []
     leaving: list[Task] = []
     for task in state.tasks.values():
-        done = isinstance(task.status, Finished) and task.id not in state.dependents and not _shown(state, task.id)
+        needed = task.id in state.dependents or bool(task.notices) or _shown(state, task.id)
+        done = isinstance(task.status, Finished) and not needed
         (leaving if done else kept).append(task)
     saved = Checkpoint(
         sequence=sequence,
@@ -81,6 +83,7 @@ def checkpoint(state: State, sequence: int) -> tuple[Checkpoint, tuple[Task, ...
         idle_w={str(gpu): watts for gpu, watts in state.idle_w.items()},
         empty_w={str(gpu): watts for gpu, watts in state.empty_w().items()},
         usage=state.accounts.saved(state.now),
+        corrections=tuple(state.corrections.values()),
     )
     return saved, tuple(leaving)
 

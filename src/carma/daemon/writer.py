@@ -190,6 +190,8 @@ class Writer:
         try:
             log_event(event, shell.state)
             self._follow(commands, event)
+            if shell.recorder is not None:
+                shell.recorder.stepped(event, shell.state)
         except Exception:
             log.exception("the commands of event %d were not carried out: %r", sequence, event)
         if not isinstance(event, e.UseNoted):
@@ -210,6 +212,8 @@ class Writer:
             return
         events = self._proposals()
         took_s = time.monotonic() - started_s
+        if self._shell.recorder is not None and self._shell.state.queue:
+            self._shell.recorder.decided(took_s)
         pause_s = took_s * PROPOSAL_PAUSE_FACTOR if took_s > SHORT_PROPOSAL_S else 0.0
         if events:
             try:

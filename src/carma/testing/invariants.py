@@ -9,6 +9,7 @@ from carma.core.scheduling.fair_order import FairQueue
 from carma.core.scheduling.fairness import NONE_HELD, waits
 from carma.core.state import State, due_at, queue_key
 from carma.core.telemetry.booking_shrink import shrink_of
+from carma.core.telemetry.idle import event_of
 from carma.core.telemetry.observation import memory_growth
 from carma.core.telemetry.watchdog import stops_on
 
@@ -29,7 +30,7 @@ def _indices(state: State) -> list[str]:
         (gpu, t.key) for t in tasks if isinstance(t.status, Starting | Running) for gpu in t.status.placement.gpus
     }
     impossible = {t.id: outcome for t in tasks if (outcome := state.outcome_if_impossible(t)) is not None}
-    deadlines = sorted((at, t.id) for t in tasks if (at := due_at(t)) is not None)
+    deadlines = sorted((at, t.id) for t in tasks if (at := due_at(t, state.rules)) is not None)
     indices: dict[str, tuple[object, object]] = {
         "queued": (state.queue, queued),
         "estimating": (state.estimating, estimating),
@@ -58,6 +59,9 @@ def _due(state: State) -> list[str]:
     grown = {task for task in state.active if memory_growth(state, task, state.now) is not None}
     if not grown <= state.grown:
         broken.append(f"the memory of {grown} is to be stored, known are {state.grown}")
+    idle = {task for task in state.active if event_of(state, task, state.now) is not None}
+    if not idle <= state.idle:
+        broken.append(f"{idle} have become idle holders or are none any more, known are {state.idle}")
     if state.rules.sharing.watchdog:
         due = {gpu for gpu in state.on_gpu if stops_on(state, gpu, state.now)}
         if not due <= state.over_booking:

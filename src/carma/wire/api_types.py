@@ -117,6 +117,7 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     ended_at: float | None = None
     pid: int | None = None
     observed_mib: int | None = None
+    used_mib: int | None = None  # held now on the GPU where it holds most; None: it does not run, or unknown
     energy_j: float | None = None
     outcome: Outcome | None = None
     blame: str | None = None
@@ -146,6 +147,7 @@ class TaskView(Answer, frozen=True, kw_only=True):
     outcome: Outcome | None
     reason: str  # why it waits or how it ended; "" while it runs
     reason_code: str = ""
+    reason_short: str = ""  # the reason of a wait in at most 40 characters
     command: tuple[str, ...]
     directory: str
     gpus: tuple[str, ...]  # UUIDs of the GPUs of its newest attempt
@@ -159,6 +161,7 @@ class TaskView(Answer, frozen=True, kw_only=True):
     booking_mib: int | None = None
     needs_mib: int | None = None  # memory per GPU for the next attempt of a waiting task
     observed_mib: int | None = None
+    used_mib: int | None = None  # as in its newest attempt
     attempts: tuple[AttemptView, ...] = ()
     submitted_at: float = 0.0
     started_at: float | None = None
@@ -177,6 +180,7 @@ class TaskView(Answer, frozen=True, kw_only=True):
     sm_active: float | None = None  # the newest attempt's share of SM activity
     checkpoint_signal: int | None = None  # signal on which it saves and ends; None: it cannot save on request
     checkpoint_grace_s: float | None = None  # time for saving
+    idle_since: float | None = None  # of an idle holder: when it last used the SMs
     asked_to_save_at: float | None = None  # of a running task: time of the preemption request
     paused_at: float | None = None  # None: it is not paused
     ran_s: float | None = None  # run time of its newest attempt so far, without pauses; None: it never started
@@ -230,6 +234,7 @@ class GpuView(ActivityView, frozen=True, kw_only=True):
     booked_mib: int
     room_mib: int | None
     tasks: tuple[int, ...]
+    idle_tasks: tuple[int, ...] = ()  # of these, idle holders
     foreign: tuple[ForeignView, ...] = ()
     risk: dict[str, float] = {}  # the gate's summary of each metric
     gpu_util: float | None = None

@@ -72,7 +72,17 @@ def imported(home: Path, *commands: list[str]) -> set[str]:
 
 def test_help_imports_no_verb_and_nothing_heavy(tmp_path: Path) -> None:
     modules = imported(tmp_path, ["--help"])
-    assert not modules & {"rich", "msgspec", "starlette", "uvicorn", "asyncio", "sqlite3", "carma.client", "carma.core"}
+    assert not modules & {
+        "rich",
+        "msgspec",
+        "starlette",
+        "uvicorn",
+        "asyncio",
+        "sqlite3",
+        "textual",
+        "carma.client",
+        "carma.core",
+    }
     assert {name for name in modules if name.startswith("carma.cli.")} == {"carma.cli.error_output"}
 
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from carma.cli import carma
-from carma.core.model.values import Dependency, SaveSignal, TaskId, WarnSignal
+from carma.core.model.values import DEFAULT_NOTICES, Dependency, Notify, SaveSignal, TaskId, WarnSignal
 from carma.errors import NeverFitsError, NoCapacity
 from carma.wire.api_types import SubmitRequest
 from tests.unit.cli.scripted_daemon import NOW, FakeDaemon, finished
@@ -322,4 +322,30 @@ def test_a_signal_to_save_on_must_be_one(daemon: FakeDaemon, flags: list[str], c
     result = call("submit", *flags, "--", "true")
     assert result.exit_code == 2
     assert complaint in result.stderr
+    assert not daemon.asked("submit")
+
+
+def test_whom_to_notify_comes_from_the_options_or_from_the_users_file(daemon: FakeDaemon, tmp_path: Path) -> None:
+    def notify(*words: str) -> Notify | None:
+        assert call("submit", *words).exit_code == 0
+        return daemon.asked("submit")[-1].spec.notify  # type: ignore[no-any-return]
+
+    given = ("--notify", "mailto:a@b", "--notify", "say done, really")
+    assert notify("--", "true") is None
+    assert notify(*given, "--", "true") == Notify(targets=("mailto:a@b", "say done, really"), on=DEFAULT_NOTICES)
+    assert notify(*given, "--notify-on", "oom,retry", "true") == Notify(targets=given[1::2], on=("oom", "retry"))
+    task = tmp_path / "task.toml"
+    task.write_text('command = ["true"]\nnotify = ["mailto:a@b", "say done, really"]\nnotify-on = "finish"')
+    assert notify(str(task)) == Notify(targets=given[1::2], on=("finish",))
+    (daemon.home / "notify.toml").write_text('targets = ["https://x/y"]\non = ["failure"]')
+    assert notify("--", "true") == Notify(targets=("https://x/y",), on=("failure",))
+    assert notify("--notify", "mailto:a@b", "--", "true") == Notify(targets=("mailto:a@b",), on=("failure",))
+    assert notify("--notify", "none", "--", "true") is None
+
+
+def test_mistakes_in_whom_to_notify_are_reported(daemon: FakeDaemon) -> None:
+    assert call("submit", "--notify-on", "oom", "--", "true").exit_code == 2
+    assert call("submit", "--notify-on", "nonsense", "--notify", "x", "--", "true").exit_code == 2
+    (daemon.home / "notify.toml").write_text("tragets = []")
+    assert "tragets" in call("submit", "--", "true").stderr
     assert not daemon.asked("submit")

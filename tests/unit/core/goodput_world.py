@@ -30,7 +30,7 @@ def goes(rate: float) -> Demand:
 def rates_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates that a reader can see, in the place of the sharing model."""
 
-    def rates(demands: Sequence[Demand | None], _mechanism: str) -> tuple[float, ...]:
+    def rates(demands: Sequence[Demand | None], _mechanism: str, **_: object) -> tuple[float, ...]:
         if len(demands) < 2:
             return (1.0,) * len(demands)
         return tuple(0.1 if demand is None else demand.sm_active for demand in demands)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from carma.core.model.events import TaskEstimated, TaskSubmitted
 from carma.core.model.settings import Gate, Rules, WarmUp
-from carma.core.model.values import Activity, Demand, Estimate, GpuId, GpuSample, TaskId, TaskSpec
+from carma.core.model.values import Activity, Demand, Estimate, GpuId, GpuSample, Owner, TaskId, TaskSpec
 from carma.core.policies import first_fit
 from carma.core.telemetry.measurements import AttemptOnGpu, Member, Track
 from carma.core.telemetry.pace import belief
@@ -26,14 +26,21 @@ def world(gpus: int = 1, rules: Rules = OPEN) -> World:
 
 
 def begin(
-    made: World, demand: Demand | None = None, runtime_s: float | None = None, gpus: int = 1, *, predicted: bool = False
+    made: World,
+    demand: Demand | None = None,
+    runtime_s: float | None = None,
+    gpus: int = 1,
+    *,
+    predicted: bool = False,
+    command: str = "x",
+    owner: Owner = ALICE,
 ) -> TaskId:
     """One that is placed now, runs, and is seen on its GPUs."""
     number = TaskId(max(made.state.tasks, default=0) + 1)
-    spec = TaskSpec(command=("x",), directory="/", gpu_memory_mib=1_000, gpus=gpus)
+    spec = TaskSpec(command=(command,), directory="/", gpu_memory_mib=1_000, gpus=gpus)
     estimate = Estimate(footprint_mib=1_000, upper_mib=1_000, source="declared", demand=demand, runtime_s=runtime_s)
     estimate = replace(estimate, demand_predicted=predicted)
-    made.emit(TaskSubmitted(made.now, number, ALICE, spec))
+    made.emit(TaskSubmitted(made.now, number, owner, spec))
     made.emit(TaskEstimated(made.now, number, estimate))
     made.settle()
     made.start(number)

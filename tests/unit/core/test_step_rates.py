@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from carma.core.model.events import AttemptSteps, GpusSampled, StepsCounted, UseNoted
 from carma.core.model.settings import Gate, Rules, WarmUp
-from carma.core.model.values import Demand, StepProgress, TaskId
+from carma.core.model.values import Demand, Owner, StepProgress, TaskId
 from carma.core.policies import first_fit
 from carma.core.state import State
 from carma.core.telemetry import usage
@@ -16,7 +16,7 @@ from carma.core.telemetry.step_rates import Slowdown, rate_now, slowdown
 from carma.daemon.found_attempts import past_run
 from carma.daemon.state_checkpoint import adopt, checkpoint, restore
 from carma.store.codec import read_event, read_run, read_task, write
-from carma.testing.builders import World
+from carma.testing.builders import ALICE, World
 from tests.unit.core.pace_world import begin
 
 SETTLE_S = 5.0
@@ -31,8 +31,8 @@ class Training:
         self.per_s: dict[TaskId, float] = {}
         self.done: dict[TaskId, float] = {}
 
-    def begin(self, per_s: float, demand: Demand | None = None) -> TaskId:
-        task = begin(self.world, demand)
+    def begin(self, per_s: float, demand: Demand | None = None, *, command: str = "x", owner: Owner = ALICE) -> TaskId:
+        task = begin(self.world, demand, command=command, owner=owner)
         self.per_s[task], self.done[task] = per_s, 0.0
         return task
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from carma.core.model.decision import Refusal, Verdict
-from carma.core.model.events import AttemptStarted, GpuDrained, GpusSampled, StopRequested
+from carma.core.model.events import AttemptStarted, GpuDrained, GpusSampled, IdleNoted, StopRequested
 from carma.core.model.outcome import (
     Cancelled,
     Disrupted,
@@ -155,6 +155,7 @@ def test_a_running_task_has_its_gpus_booking_and_what_was_seen() -> None:
     view = shown(world, task)
     assert (view.state, view.gpus, view.gpu_indices) == ("running", ("GPU-0", "GPU-1"), (0, 1))
     assert (view.booking_mib, view.observed_mib, view.attempts[0].booking_source) == (4_000, 3_500, "declared")
+    assert (view.used_mib, view.attempts[0].used_mib) == (3_500, 3_500)
     assert view.attempts[0].stderr == f"/logs/{task}.1/stderr.log"
     assert view.reason == ""
     world.emit(StopRequested(world.now, task, Cancelled("alice", "enough"), 10.0))
@@ -173,6 +174,8 @@ def test_a_waiting_task_says_how_much_it_needs_and_how_much_there_is() -> None:
     view = shown(world, task)
     assert view.reason_code == "Memory"
     assert "needs 19.5 GiB; most free is" in view.reason
+    assert view.reason_short == "needs 19.5 GiB, GPU 0 has 10.2 GiB"
+    assert view.used_mib is None
     assert view.reserved_start_at is not None
     told = explanation(world.task(task), lens(world))
     assert [(entry.gpu, entry.accepted, entry.code) for entry in told.entries] == [
@@ -355,3 +358,13 @@ def test_with_a_policy_that_does_not_share_a_gpu_with_a_task_is_closed_to_others
     world.submit(1_000)
     world.settle()
     assert gpus(world)[0].state == "exclusive"
+
+
+def test_an_idle_holder_is_shown_with_its_task_and_on_its_gpu() -> None:
+    world = World(1)
+    task = world.run(1_024)
+    assert (shown(world, task).idle_since, gpus(world)[0].idle_tasks) == (None, ())
+    world.emit(IdleNoted(world.now, task, world.now - 1_800, "show"))
+    view = shown(world, task)
+    assert (view.idle_since, view.reason_code) == (world.now - 1_800, "Idle")
+    assert (gpus(world)[0].tasks, gpus(world)[0].idle_tasks) == ((task,), (task,))

@@ -38,6 +38,8 @@ class RunningTask:
     rate: float = 1.0
     busy_s: float = 0.0  # integral of its activity, divided by its demand
     version: int = 0  # of its scheduled step
+    steps: float = 0.0  # optimizer steps as last counted, and the progress then
+    counted_s: float = 0.0
     demand: Demand = field(init=False)
     working: tuple[SimulatedGpu, ...] = field(init=False)
     plan: list[tuple[float, int]] = field(init=False)  # future steps: (progress, additional MiB); 0 MiB is the end

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from heapq import heappop, heappush
 from math import inf
@@ -36,12 +36,12 @@ from carma.core.state import State
 from carma.traces import Trace, TraceTask
 from carma_lab.runs import figures as result
 from carma_lab.runs.record import Course, GpuOf, Point, Server
-from carma_lab.simulator.sampling import SimulatedSampler
-from carma_lab.simulator.setup import STEPS_PER_S, Noise
+from carma_lab.simulator.sampling import SimulatedSampler, StepCounter
 from carma_lab.simulator.setup import Demands as Demands
+from carma_lab.simulator.setup import Noise
 from carma_lab.simulator.setup import Setup as Setup
 from carma_lab.simulator.setup import rules_for as rules_for
-from carma_lab.simulator.simulated_server import RunningTask, SimulatedServer, build_gpus
+from carma_lab.simulator.simulated_server import RunningTask, SimulatedGpu, SimulatedServer, build_gpus
 from carma_lab.simulator.task_knowledge import TaskKnowledge
 from carma_lab.simulator.task_records import owner_of, run_of, saved_work_s, spec_of, stalled
 
@@ -70,6 +70,7 @@ class Simulation:
         self._sampler = SimulatedSampler(
             self._gpus, boards, setup.period_s, quiet_s, lambda at: self._push(at, self._sample_due), setup.measured
         )
+        self._steps = StepCounter(quiet_s, setup.seed, lambda at, board: self._push(at, partial(self._count, board)))
         self._verdicts = VerdictCache()
         self._runners: dict[AttemptKey, RunningTask] = {}
         self._orders: dict[AttemptKey, LaunchAttempt] = {}
@@ -120,8 +121,6 @@ class Simulation:
             event = due()
             if event is not None:
                 yield from self._apply(event)
-            if isinstance(event, e.GpusSampled) and (counts := self._counts()):
-                yield from self._apply(e.StepsCounted(self.now, counts))
             while decided := propose(self.state, self.now, self._verdicts):
                 for each in decided:
                     yield from self._apply(each)
@@ -164,6 +163,14 @@ class Simulation:
             self._forget()
         return samples
 
+    def _changed(self, boards: Iterable[SimulatedGpu], now: float, at_once: bool = False) -> None:
+        self._sampler.changed(boards, now)
+        if self.setup.steps:
+            self._steps.changed(boards, now, at_once)
+
+    def _count(self, board: SimulatedGpu) -> e.StepsCounted | None:
+        return self._steps.count(board, self.now)
+
     def _note(self, until: float) -> None:
         """Records the steps of the course that end by then, up to the end of the last task. Nothing changes between two
         entries of the heap, so the course needs no entries of its own and does not affect decisions."""
@@ -201,13 +208,13 @@ class Simulation:
         done_s = self._saved.get(key.task, 0.0)
         runner = RunningTask(key, self._rows[key.task], boards, placement.booking.cap_mib, self.now, done_s)
         self._runners[key] = runner
-        self._sampler.changed(boards, self.now)
+        self._changed(boards, self.now)
         return self._ending(runner, self.world.begin(runner, self.now))
 
     def _due(self, runner: RunningTask, version: int) -> e.AttemptEnded | None:
         if runner.version != version:
             return None
-        self._sampler.changed(runner.boards, self.now)
+        self._changed(runner.boards, self.now)
         return self._ending(runner, self.world.due(runner, self.now))
 
     def _ending(self, runner: RunningTask, outcome: Outcome | None) -> e.AttemptEnded | None:
@@ -223,7 +230,7 @@ class Simulation:
         """The task stops its work, saves for `save_s`, and leaves."""
         runner = self._runners.get(key)
         if runner is not None:
-            self._sampler.changed(runner.boards, self.now)
+            self._changed(runner.boards, self.now)
             self.world.save(runner, self.now)
         save_s = 0.0 if runner is None else self._rows[key.task].save_s
         self._push(self.now + (save_s or 0.0), partial(self._saved_and_left, key))
@@ -234,7 +241,7 @@ class Simulation:
         runner = self._runners.get(key)
         if runner is None:  # it had not used a GPU yet
             return ended(self.state, key, Succeeded(), self.now)
-        self._sampler.changed(runner.boards, self.now)
+        self._changed(runner.boards, self.now)
         self.world.leave(runner, self.now)
         return self._ending(runner, Succeeded())
 
@@ -244,24 +251,12 @@ class Simulation:
         if done_s > 0.0:
             self._saved[runner.key.task] = done_s
 
-    # Steps and pauses.
-
-    def _counts(self) -> tuple[e.AttemptSteps, ...]:
-        """The steps of all running tasks, which only the undo of sharing reads."""
-        if not self.rules.undo.enabled:
-            return ()
-        found: list[e.AttemptSteps] = []
-        for key, runner in self._runners.items():
-            progress_s = runner.progress_s + runner.rate * (self.now - runner.since)
-            steps, late = divmod(progress_s * STEPS_PER_S, 1.0)
-            if steps and not runner.still:
-                found.append(e.AttemptSteps(key, int(steps), self.now - late / STEPS_PER_S / runner.rate))
-        return tuple(found)
+    # Pauses.
 
     def _set_paused(self, key: AttemptKey, paused: bool) -> None:
         runner = self._runners.get(key)
         if runner is not None:
-            self._sampler.changed(runner.boards, self.now)
+            self._changed(runner.boards, self.now, at_once=True)
             self.world.set_paused(runner, paused, self.now)
 
     def _wake_for_undo(self) -> None:
@@ -320,7 +315,7 @@ class Simulation:
             case status:
                 raise AssertionError(f"{key} is stopped, but nothing asked for it: {status}")
         if runner is not None:
-            self._sampler.changed(runner.boards, self.now)
+            self._changed(runner.boards, self.now)
             self.world.leave(runner, self.now)
             self._ended[key] = runner
             self._keep(runner)

@@ -22,7 +22,8 @@ from carma.estimate.history import History
 from carma.store.memory import MemoryStore
 from carma.traces import TraceTask
 from carma_lab.simulator.estimate_sources import predict_demand
-from carma_lab.simulator.setup import STEPS_PER_S, Setup
+from carma_lab.simulator.sampling import STEPS_PER_S
+from carma_lab.simulator.setup import Setup
 
 
 class TaskKnowledge:

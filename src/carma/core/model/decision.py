@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from carma.core.model.values import Demand, GpuId, Placement, Record, TaskId
+from carma.core.model.values import Correction, Demand, GpuId, Placement, Record, TaskId
 
 UNKNOWN = "unknown"  # the source of a booking that rests on nothing but memory.unknown_mib
 RECOVERY = "recovery"  # the source of one that follows from an attempt that ran out of memory
@@ -27,6 +27,7 @@ class Ask(Record, frozen=True, gc=False):
     alone_s: float | None = None  # run time alone; None: unknown
     at: float = 0.0  # time passed to the policy, rounded down to AS_OF_S
     idle_only: bool = False  # only an idle GPU will do: the task is still being estimated
+    correction: Correction | None = None  # learned of its command; None: it has not shared a GPU yet
 
 
 class Part(Record, frozen=True, gc=False):

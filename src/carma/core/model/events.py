@@ -15,12 +15,15 @@ from carma.core.model.values import (
     Alone,
     AttemptKey,
     Confinement,
+    Correction,
     Estimate,
     Gpu,
     GpuId,
     GpuSample,
     GpuUsage,
+    IdleAction,
     NoEstimate,
+    NoticeKind,
     Owner,
     Placement,
     Record,
@@ -107,6 +110,7 @@ class UseNoted(Event, frozen=True, tag="use_noted"):
     gpus: tuple[GpuUsage, ...] = ()
     idle_w: dict[GpuId, float] = {}  # idle power of each GPU where it was measured
     empty_w: dict[GpuId, float] = {}  # lowest single reading of idle power, used until `idle_w` is measured
+    corrections: tuple[Correction, ...] = ()  # that have changed
 
 
 class AttemptEnded(Event, frozen=True, tag="attempt_ended"):
@@ -195,6 +199,37 @@ class TaskUnpaused(Event, frozen=True, tag="task_unpaused"):
     faster: bool | None = None
 
 
+class NoticeDue(Event, frozen=True, tag="notice_due"):
+    """The task has waited for `notify.wait_s`, and a notice of that is wanted."""
+
+    task: TaskId
+
+
+class NoticeSent(Event, frozen=True, tag="notice_sent"):
+    """A notice of that kind, of the event at `about_at`, was sent. `sent_to`: the kinds of its targets that took it;
+    `problems`: why others did not. It is not sent again."""
+
+    task: TaskId
+    kind: NoticeKind
+    about_at: float
+    sent_to: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+class IdleNoted(Event, frozen=True, tag="idle_noted"):
+    """The running task holds memory and has not used the SMs since `since`."""
+
+    task: TaskId
+    since: float
+    action: IdleAction
+
+
+class IdleOver(Event, frozen=True, tag="idle_over"):
+    """The task uses the SMs again, or the daemon that observed it has ended."""
+
+    task: TaskId
+
+
 class TaskHeld(Event, frozen=True, tag="task_held"):
     task: TaskId
 
@@ -260,6 +295,10 @@ TaskEvent = (
     | PreemptionMissed
     | TaskPaused
     | TaskUnpaused
+    | NoticeDue
+    | NoticeSent
+    | IdleNoted
+    | IdleOver
     | TaskHeld
     | TaskReleased
     | TaskRetried

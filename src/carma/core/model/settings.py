@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 from msgspec.structs import replace
 
-from carma.core.model.values import Booking, Guard, Record, TaskSpec
+from carma.core.model.values import Booking, Guard, IdleAction, NoticeKind, Record, TaskSpec
 
 # Two arrays of the largest size (measured: such a queue takes about 55 MB of memory and 45 MB of disk).
 WAITING_LIMIT = 20_000
@@ -331,6 +331,46 @@ class Stopping(Record, frozen=True, kw_only=True):
         return self.grace_s if spec.grace_s is None else spec.grace_s
 
 
+class IdleRules(Record, frozen=True, kw_only=True):
+    """Tasks that hold GPU memory without using the SMs. They are shown in any case."""
+
+    after_s: Annotated[
+        float, Meta(ge=0.0, description="Time without use of the SMs after which a task is an idle holder; 0: never.")
+    ] = 1800.0
+    action: Annotated[
+        IdleAction,
+        Meta(
+            description="show: only show it and notify its user. pack: place others as if it used no SMs. end: end it "
+            "after a warning."
+        ),
+    ] = "show"
+    warn_s: Annotated[
+        float, Meta(ge=0.0, description="end: time between the warning, which is a notice, and the end, in seconds.")
+    ] = 600.0
+
+
+class NotifyRules(Record, frozen=True, kw_only=True):
+    """Notices of tasks to the administrator, and what those to users need."""
+
+    targets_file: Annotated[
+        str,
+        Meta(description="File with the targets of the administrator, one in each line; empty: none."),
+    ] = ""
+    on: Annotated[
+        tuple[NoticeKind, ...],
+        Meta(description="Events of all tasks to notify these targets of: finish, failure, oom, retry, wait, idle."),
+    ] = ("failure", "oom")
+    wait_s: Annotated[
+        float, Meta(gt=0.0, description="Time in the queue after which a notice of a long wait is due, in seconds.")
+    ] = 3600.0
+    smtp: Annotated[str, Meta(description="Mail server, as HOST or HOST:PORT.")] = "localhost"
+    sender: Annotated[str, Meta(description="Sender of mails; empty: carma@ and the name of the machine.")] = ""
+
+    @property
+    def server_kinds(self) -> tuple[NoticeKind, ...]:
+        return self.on if self.targets_file else ()
+
+
 class Rules(Record, frozen=True, kw_only=True):
     """All settings of decisions."""
 
@@ -347,6 +387,8 @@ class Rules(Record, frozen=True, kw_only=True):
     preemption: Preemption = Preemption()
     undo: Undo = Undo()
     stopping: Stopping = Stopping()
+    idle: IdleRules = IdleRules()
+    notify: NotifyRules = NotifyRules()
 
 
 def sampled_every(rules: Rules, step_s: float) -> Rules:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carma.core.model.outcome import Cancelled, Disrupted, Outcome, OutOfMemory, TimedOut
-from carma.core.model.values import Placement, Record, TaskId
+from carma.core.model.values import IdleAction, Placement, Record, TaskId
 
 # Why a running attempt is stopped. OutOfMemory: by the watchdog, before it takes memory that others booked.
 Ending = Cancelled | TimedOut | OutOfMemory | Disrupted
@@ -38,6 +38,15 @@ class Paused(Record, frozen=True, kw_only=True):
     slowdown: float | None = None  # of that neighbour, before the pause
 
 
+class Idle(Record, frozen=True):
+    """The attempt holds memory and has not used the SMs since `since`; noticed at `at`. `pack`: its activity counts as
+    nothing. `end`: it is ended unless it uses them again."""
+
+    since: float
+    at: float
+    action: IdleAction
+
+
 class Estimating(Record, frozen=True, tag="estimating", tag_field="state"):
     since: float
     held: bool = False
@@ -46,6 +55,7 @@ class Estimating(Record, frozen=True, tag="estimating", tag_field="state"):
 class Queued(Record, frozen=True, tag="queued", tag_field="state"):
     since: float
     held: bool = False
+    wait_noted: bool = False  # whether its user was to be notified of this long wait
 
 
 class Starting(Record, frozen=True, tag="starting", tag_field="state"):
@@ -64,6 +74,7 @@ class Running(Record, frozen=True, tag="running", tag_field="state"):
     warned: bool = False
     preempting: Preempting | None = None
     paused: Paused | None = None
+    idle: Idle | None = None
     stayed_at: float | None = None  # end of the last grace period in which it did not leave
 
 

@@ -14,6 +14,7 @@ from carma.core.model.values import (
     Confinement,
     Estimate,
     NoEstimate,
+    NoticeKind,
     Owner,
     Placement,
     Record,
@@ -70,6 +71,14 @@ class Attempt(Record, frozen=True, kw_only=True):
         return self.energy_j if self.used_s > 0.0 else None
 
 
+class Notice(Record, frozen=True):
+    """Not sent yet. `at`: the time of the event; `attempt`: the newest one then, 0 if there was none."""
+
+    kind: NoticeKind
+    at: float
+    attempt: int
+
+
 class Task(Record, frozen=True, kw_only=True):
     id: TaskId
     owner: Owner
@@ -83,6 +92,7 @@ class Task(Record, frozen=True, kw_only=True):
     attempts: tuple[Attempt, ...] = ()
     plan: Plan | None = None
     relief: Relief | None = None
+    notices: tuple[Notice, ...] = ()  # to be sent
     counted_from: int = 0  # recovery does not count attempts up to this number (before a retry by the user)
 
     @property

@@ -77,6 +77,18 @@ class SaveSignal(Record, frozen=True):
     grace_s: float = 120.0
 
 
+IdleAction = Literal["show", "pack", "end"]
+NoticeKind = Literal["finish", "failure", "oom", "retry", "wait", "idle"]
+DEFAULT_NOTICES: tuple[NoticeKind, ...] = ("finish", "failure", "oom", "wait", "idle")
+
+
+class Notify(Record, frozen=True, kw_only=True):
+    """Whom to notify of a task: `mailto:ADDRESS`, the URL of a webhook or of Apprise, or a command line."""
+
+    targets: tuple[str, ...]
+    on: tuple[NoticeKind, ...] = DEFAULT_NOTICES
+
+
 Mechanism = Literal["timeslice", "mps", "mig"]  # how tasks share a GPU
 
 
@@ -107,6 +119,7 @@ class TaskSpec(Record, frozen=True, kw_only=True):
     checkpoint: SaveSignal | None = None  # None: the task cannot save on request
     progress: bool = True  # whether its optimizer steps are counted
     pause: bool = True  # whether CARMA itself may pause it; its user always may
+    notify: Notify | None = None
 
 
 class Demand(Record, frozen=True, omit_defaults=True):
@@ -135,6 +148,25 @@ class StepProgress(Record, frozen=True, kw_only=True, omit_defaults=True):
     steps: int
     per_s: float | None = None  # mean of the attempt
     alone_per_s: float | None = None  # while it was alone on its GPUs and had settled
+
+
+class Deviation(Record, frozen=True, gc=False):
+    """How far true rates lie from those of the sharing model, in standard deviations of the model's error."""
+
+    mean: float
+    variance: float
+
+
+class Correction(Record, frozen=True, omit_defaults=True):
+    """What observed steps tell of the rates of one command of one user (scheduling/rate_correction.py)."""
+
+    command: str  # uid and a digest
+    own: Deviation  # beside any other task
+    beside: tuple[tuple[str, Deviation], ...] = ()  # beside that command; the newest comes last
+
+    def __hash__(self) -> int:
+        """Predictions are remembered by corrections; a hash of all deviations would take longer than they save."""
+        return hash((self.command, self.own.mean))
 
 
 class EstimateFigures(Record, frozen=True, kw_only=True):

@@ -54,7 +54,8 @@ def remembering(terms: Terms) -> Predict:
     def predict(ask: Ask, holders: Sequence[Holder]) -> Forecast:
         if not holders:
             return ALONE
-        question = Ask(TaskId(0), 1, 0, "", demand=asked_of(ask, terms), alone_s=ask.alone_s, at=ask.at)
+        demand, correction = asked_of(ask, terms), ask.correction
+        question = Ask(TaskId(0), 1, 0, "", demand=demand, alone_s=ask.alone_s, at=ask.at, correction=correction)
         return answer(question, tuple(holders))
 
     return predict

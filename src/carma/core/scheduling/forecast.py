@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from carma.core.model.decision import Ask
-from carma.core.model.values import AttemptKey, Demand, GpuId, Record
+from carma.core.model.values import AttemptKey, Correction, Demand, GpuId, Record
 from carma.core.scheduling.gpu_view import Holder
 from carma.core.scheduling.sharing_model import Mechanism, by_size, progress_rates, typical
 
@@ -35,12 +35,19 @@ class Terms(Record, frozen=True):
 class Sharer:
     """A task on a shared GPU, from now on."""
 
-    __slots__ = ("alone_s", "demand", "elsewhere", "left_s", "observed_rate", "spent_s")
+    __slots__ = ("alone_s", "correction", "demand", "elsewhere", "left_s", "observed_rate", "spent_s")
 
     def __init__(
-        self, demand: Demand, alone_s: float, done_s: float = 0.0, spent_s: float = 0.0, elsewhere: float = 1.0
+        self,
+        demand: Demand,
+        alone_s: float,
+        done_s: float = 0.0,
+        spent_s: float = 0.0,
+        elsewhere: float = 1.0,
+        correction: Correction | None = None,
     ) -> None:
         self.demand = demand
+        self.correction = correction
         self.alone_s = alone_s
         self.left_s = max(1.0, alone_s - done_s)  # a task that overran its estimate may end at any time
         self.spent_s = spent_s
@@ -136,7 +143,8 @@ def _sum(groups: Sequence[Group], rates: Sequence[float]) -> float:
 def _together(ask: Ask, there: Baseline, terms: Terms) -> tuple[list[Sharer], list[Group], list[float]]:
     """The tasks on the GPUs, the new task last, and their initial rates."""
     demand, last = asked_of(ask, terms), len(there.members)
-    members = [*there.members, Sharer(demand, inf if ask.alone_s is None else ask.alone_s)]
+    alone_s = inf if ask.alone_s is None else ask.alone_s
+    members = [*there.members, Sharer(demand, alone_s, correction=ask.correction)]
     groups = [[*each, (last, demand)] if place < there.requested else each for place, each in enumerate(there.groups)]
     rates = rates_in(members, groups, terms.mechanism)
     return members, groups, rates if there.ratio == 1.0 else [rate * there.ratio for rate in rates]
@@ -165,7 +173,8 @@ def rates_in(members: Sequence[Sharer], groups: Sequence[Group], mechanism: Mech
     """A task in several groups has the rate of the slowest."""
     found = [member.elsewhere for member in members]
     for group in groups:
-        rates = progress_rates([demand for _, demand in group], mechanism)
+        corrections = [members[place].correction for place, _ in group]
+        rates = progress_rates([demand for _, demand in group], mechanism, corrections=corrections)
         for (place, _), rate in zip(group, rates, strict=True):
             if rate < found[place]:
                 found[place] = rate
@@ -181,11 +190,11 @@ def sharer_of(holder: Holder, now: float, terms: Terms) -> Sharer:
     progress = holder.progress
     demand = terms.demand_of(holder.demand, holder.counted_mib)
     if progress is None:
-        return Sharer(demand, inf)
+        return Sharer(demand, inf, correction=holder.correction)
     alone_s = inf if progress.alone_s is None else progress.alone_s
     then = max(now, progress.at)  # the time of a question is rounded down (policy.as_of)
     spent_s = max(0.0, then - progress.began_at)
-    member = Sharer(demand, alone_s, progress.done_by(then), spent_s, progress.elsewhere)
+    member = Sharer(demand, alone_s, progress.done_by(then), spent_s, progress.elsewhere, holder.correction)
     member.observed_rate = progress.rate
     return member
 

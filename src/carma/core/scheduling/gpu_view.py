@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from carma.core.model.values import AttemptKey, Demand, Gpu, GpuId, GpuSample, ProcessUse, Record
+from carma.core.model.values import AttemptKey, Correction, Demand, Gpu, GpuId, GpuSample, ProcessUse, Record
 from carma.core.telemetry.window import Metric, Summary
 
 
@@ -45,6 +45,7 @@ class Holder(Record, frozen=True, kw_only=True):
     ends_at: float  # expected
     end_doubt: EndDoubt | None = None  # None: by its time limit, its estimated run time, or a request to leave
     demand: Demand | None = None  # of the task alone; None: unknown
+    correction: Correction | None = None  # learned of its command
     progress: Progress | None = None  # None: it has not started
     other_gpus: tuple[OtherGpu, ...] = ()  # only for policies that define `objection`
 

@@ -202,6 +202,7 @@ def newcomer(ask: Ask, runtime_s: float, rules: Rules, now: float) -> Holder:
         closes=not rules.sharing.caps or ask.source in (UNKNOWN, RECOVERY),
         ends_at=now + runtime_s,
         demand=ask.demand,
+        correction=ask.correction,
         progress=not_begun(now, ask.alone_s),
     )
 

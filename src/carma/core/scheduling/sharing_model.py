@@ -24,6 +24,8 @@ ten tasks keep to or beat, of tasks with which it was not fitted: what a policy 
 that is None stands for a task of which nothing is known and counts as UNKNOWN, cautious or not. Where engine activity
 or power is unknown, it is estimated from SM and DRAM activity, and the caution is larger.
 
+**What is learned.** Observed steps correct the rates of commands that ran beside others (rate_correction.py).
+
 Constants and errors come from tables measured on an H200 (lab/results/simulation/sharing.json, by `python -m
 lab.tools.sharing_fit`): a task's rate, with every group that holds it left out of the fit.
 """
@@ -36,7 +38,8 @@ from math import exp, inf
 from typing import Literal
 
 from carma.core.model.settings import Rules
-from carma.core.model.values import Demand
+from carma.core.model.values import Correction, Demand
+from carma.core.scheduling.rate_correction import corrected, uncertainty
 
 Mechanism = Literal["mps", "timeslice"]
 
@@ -86,17 +89,23 @@ def mechanism_of(rules: Rules) -> Mechanism:
 
 
 def progress_rates(
-    demands: Sequence[Demand | None], mechanism: Mechanism = "mps", cautious: bool = False
+    demands: Sequence[Demand | None],
+    mechanism: Mechanism = "mps",
+    cautious: bool = False,
+    corrections: Sequence[Correction | None] = (),
 ) -> tuple[float, ...]:
     """Each task's speed relative to running alone, in (0, 1], for tasks that share one GPU.
 
-    `cautious`: what nine in ten keep to or beat, instead of what is expected.
+    `cautious`: what nine in ten keep to or beat, instead of what is expected. `corrections`: what is learned of each
+    task's command; () if of none.
     """
     if len(demands) < 2:
         return (1.0,) * len(demands)
     known = tuple([UNKNOWN if demand is None else demand for demand in demands])
     rates = _rates(known, mechanism)
-    return _lowered(rates, known, mechanism) if cautious else rates
+    if any(corrections):
+        rates = corrected(rates, corrections)
+    return _lowered(rates, known, mechanism, corrections) if cautious else rates
 
 
 @lru_cache(MAX_REMEMBERED)
@@ -117,7 +126,9 @@ def by_size(memory_mib: int) -> Demand:
     return UNKNOWN
 
 
-def _lowered(rates: Sequence[float], demands: Sequence[Demand], mechanism: Mechanism) -> tuple[float, ...]:
+def _lowered(
+    rates: Sequence[float], demands: Sequence[Demand], mechanism: Mechanism, corrections: Sequence[Correction | None]
+) -> tuple[float, ...]:
     known, estimated = CAUTION[mechanism]
     least, slope = known
     for demand in demands:
@@ -127,7 +138,8 @@ def _lowered(rates: Sequence[float], demands: Sequence[Demand], mechanism: Mecha
     if len(demands) > MEASURED:
         wider = len(demands) / MEASURED
         least, slope = wider * least, wider * slope
-    return tuple([rate * exp(slope * (rate - 1.0) - least) for rate in rates])
+    parts = uncertainty(corrections) if any(corrections) else [1.0] * len(rates)
+    return tuple([rate * exp(part * (slope * (rate - 1.0) - least)) for rate, part in zip(rates, parts, strict=True)])
 
 
 def spread(rate: float, tasks: int, mechanism: Mechanism = "mps") -> float:

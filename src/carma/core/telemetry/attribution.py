@@ -195,6 +195,16 @@ def weight(own: PressureEstimate) -> float:
     return 1.0 - exp(-max(own.pressure, MINIMUM_WEIGHT_DEVIATIONS * sqrt(own.variance)))
 
 
+def sm_by_attempt(live: Live) -> dict[AttemptKey, float]:
+    """SM activity of each attempt that holds memory on the GPU, in its newest sample; empty if it is not known."""
+    members, newest = live.newest_members, live.window.newest
+    active = given(newest, "sm_active") if newest is not None else None
+    if members is None or active is None or not members.present:
+        return {}
+    shares = members.shares or _shares(live, members)
+    return {member.key: active * share for member, share in zip(members.present, shares, strict=True)}
+
+
 def _shares(live: Live, members: Members) -> list[float]:
     """Shares of the present attempts, in order, by estimated activity."""
     weights = [weight(member.seen.own) for member in members.present]

@@ -104,6 +104,8 @@ class StepRecord:
     alone_per_s: float | None = None
     counted: int = 0  # steps whose time is known, and that time without pauses
     counted_s: float = 0.0
+    together: StepPoint | None = None  # the first count since all tasks on its GPU have settled
+    learned_until: StepPoint | None = None  # the newest count from which a correction was learned
 
 
 @dataclass(slots=True, eq=False)
@@ -117,6 +119,7 @@ class AttemptOnGpu:
     settled_at: float | None = None
     own: PressureEstimate = field(default_factory=PressureEstimate)
     solo: ObservedDemand = field(default_factory=ObservedDemand)
+    busy_at: float | None = None  # when it last used the SMs, or began to hold memory (idle.py); None: it holds none
     unused: bool = False  # it has run for a while without using the GPU (observation.py)
     adopted: bool = False  # it was running before the daemon started, so that `first_at` may not be its first use
 
@@ -169,7 +172,7 @@ class Track:
         return 0.0 if self.began_at is None else max(0.0, until - self.began_at - self.paused_s)
 
     def continue_at(self, at: float) -> None:
-        """The pause ends. It does not count as time without memory growth."""
+        """The pause ends. It does not count as time without memory growth or use."""
         if self.pause_began_at is None:
             return
         lasted_s = max(0.0, at - self.pause_began_at)
@@ -178,6 +181,7 @@ class Track:
         for seen in self.on.values():
             seen.first_at = None if seen.first_at is None else seen.first_at + lasted_s
             seen.grown_at = None if seen.grown_at is None else seen.grown_at + lasted_s
+            seen.busy_at = None if seen.busy_at is None else seen.busy_at + lasted_s
 
     def advance_to(self, at: float, activity_ratio: float) -> None:
         self.done_s = self.done_by(at, activity_ratio)

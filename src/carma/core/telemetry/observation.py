@@ -16,7 +16,7 @@ from carma.core.model.status import Running
 from carma.core.model.task import Attempt
 from carma.core.model.values import AttemptKey, GpuId, GpuSample, TaskId
 from carma.core.state import State, in_order
-from carma.core.telemetry import attribution, booking_shrink, inferred_activity, pace, step_rates
+from carma.core.telemetry import attribution, booking_shrink, idle, inferred_activity, pace, step_rates
 from carma.core.telemetry.measurements import AttemptOnGpu, Live, Member
 from carma.core.telemetry.window import given
 
@@ -54,6 +54,7 @@ def take(state: State, sample: GpuSample) -> None:
         if newest and sample.processes is not None:
             live.newest_members = members
         attribution.share_out(state, live, members, before, sample)
+        idle.observe(members, before, sample, state.rules.window.stale_s)
     _update_due(state, gpu, holders)
 
 
@@ -138,6 +139,7 @@ def _update_due(state: State, gpu: GpuId, members: list[Member]) -> None:
     """Update the indices of what `propose` has to check after a sample of this GPU."""
     for member in members:
         task_id = member.key.task
+        idle.check(state, task_id)
         if task_id in state.grown and memory_growth(state, task_id, state.now) is None:
             state.grown.discard(task_id)
         if member.track.shrinks and member.seen.settled_at is not None:

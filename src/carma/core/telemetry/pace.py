@@ -11,9 +11,12 @@ leaves one of the GPUs, not at every sample.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from hashlib import sha256
 
+from carma.core.model.status import Running
 from carma.core.model.task import Task
-from carma.core.model.values import Alone, Demand, GpuId, GpuSample
+from carma.core.model.values import Alone, Correction, Demand, GpuId, GpuSample
 from carma.core.scheduling.sharing_model import mechanism_of, progress_rates
 from carma.core.state import State
 from carma.core.telemetry.measurements import AttemptOnGpu, Live, Member, Track
@@ -25,13 +28,15 @@ OVERRIDE_RELATIVE, OVERRIDE_ABSOLUTE = 0.33, 0.05  # difference from which an ob
 IDLE_RELATIVE = 0.25  # a task on several GPUs leaves a GPU idle below this part of its estimated demand
 NO_DEMAND = Demand(0.0, 0.0, 0.0, 0.0, 0.0)  # of a GPU that the task leaves idle; such a GPU does not slow it down
 LEAST_RATIO = 0.05  # minimum of observed / predicted activity, so that a task that waits for data is never stopped
+MAX_COMMANDS = 16_384  # whose digests are remembered
 MOST_S = 15.0  # maximum weight of one sample, however long ago the previous one was
 
 
 def belief(task: Task, seen: AttemptOnGpu | None) -> Demand | None:
     """The known demand of a task: from its estimate, from observation, or from an earlier attempt. A paused task has
     none."""
-    if task.paused is not None:
+    packed = isinstance(task.status, Running) and task.status.idle is not None and task.status.idle.action == "pack"
+    if task.paused is not None or packed:
         return NO_DEMAND
     known = seen is not None and seen.solo.seconds >= BELIEVED_S
     estimated = task.estimate.demand if task.estimate is not None else None
@@ -39,7 +44,8 @@ def belief(task: Task, seen: AttemptOnGpu | None) -> Demand | None:
         return estimated if seen is None or seen.solo.alone_s < BELIEVED_S or not _predicted(task) else seen.solo.demand
     if known and seen is not None:
         return NO_DEMAND if estimated is not None and seen.solo.sm_active < OVERRIDE_ABSOLUTE else seen.solo.demand
-    for attempt in reversed(task.attempts):
+    # What is stored of a running attempt is older than what is observed of it, and when it is stored decides nothing.
+    for attempt in reversed(task.attempts if seen is None else task.attempts[:-1]):
         if attempt.alone is not None:
             return attempt.alone.demand
     return None
@@ -60,6 +66,24 @@ def _contradicts(task: Task, seen: AttemptOnGpu, estimated: Demand) -> bool:
     return seen.solo.alone_s >= BELIEVED_S and abs(shown - expected) > limit
 
 
+def correction_of(state: State, task: Task, demand: Demand | None) -> Correction | None:
+    """What is learned of the rates of its command; None if it has never shared a GPU, or if its demand is unknown, so
+    that rates rest on an assumption that has nothing to do with it."""
+    return None if demand is None or not state.corrections else state.corrections.get(command_of(task))
+
+
+def command_of(task: Task) -> str:
+    """Identifies the command among all users: as for history, its words, its directory and its files."""
+    spec = task.spec
+    return _command(task.owner.uid, spec.command, spec.directory, task.fingerprint)
+
+
+@lru_cache(MAX_COMMANDS)
+def _command(uid: int, command: tuple[str, ...], directory: str, fingerprint: str) -> str:
+    words = "\0".join((directory, fingerprint, *command)).encode(errors="backslashreplace")
+    return f"{uid}:{sha256(words).hexdigest()[:16]}"
+
+
 # -- progress -------------------------------------------------------------------------------------------------------
 
 
@@ -75,7 +99,12 @@ def regroup(state: State, gpus: Iterable[GpuId], now: float) -> None:
             track.advance_to(now, live.activity_ratio)
             touched[id(track)] = track
         demands = [_demand_now(state.tasks[key.task], track.on.get(gpu)) for key, track in tracks]
-        for (_, track), rate in zip(tracks, progress_rates(demands, mechanism_of(state.rules)), strict=True):
+        corrections = [
+            correction_of(state, state.tasks[key.task], demand)
+            for (key, _), demand in zip(tracks, demands, strict=True)
+        ]
+        rates = progress_rates(demands, mechanism_of(state.rules), corrections=corrections)
+        for (_, track), rate in zip(tracks, rates, strict=True):
             track.rates[gpu] = rate
         live.activity_ratio = 1.0
     for track in touched.values():
@@ -141,7 +170,7 @@ def _compare(
         return
     predicted = 0.0
     for member, rate in zip(present, rates, strict=True):
-        demand = _believed(state.tasks[member.key.task], member.seen)
+        demand = independent_demand(state.tasks[member.key.task], member.seen)
         if demand is None or not _calm(member.seen, sample.at):
             return
         predicted += demand.sm_active * rate
@@ -150,7 +179,7 @@ def _compare(
         live.activity_ratio += (ratio - live.activity_ratio) * min(1.0, s / BELIEVED_S)
 
 
-def _believed(task: Task, seen: AttemptOnGpu) -> Demand | None:
+def independent_demand(task: Task, seen: AttemptOnGpu) -> Demand | None:
     """The task's demand, if it is known independently of these neighbours."""
     estimated = task.estimate.demand if task.estimate is not None and not _predicted(task) else None
     if estimated is not None and task.spec.gpus == 1:

@@ -2,7 +2,8 @@
 
 1. `take` follows the counts of an observation.
 2. `neighbours_changed` begins a new window: a rate holds for the neighbours with which it was measured.
-3. `slowdown` compares the rate with that of the same command alone: of this attempt if it was alone for long enough,
+3. A rate beside neighbours that have all settled corrects the predicted rates of the command (rate_correction.py).
+4. `slowdown` compares the rate with that of the same command alone: of this attempt if it was alone for long enough,
    else of an earlier one, as history knows it. Without counted steps it is inferred from activity (pace.py).
 
 The duration of a step is a median over the window, weighted by steps, so that an evaluation or a checkpoint between two
@@ -11,19 +12,24 @@ steps does not count as slowness. After a longer pause the rate is unknown, neve
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from carma.core.model.events import StepsCounted
 from carma.core.model.task import Attempt, Task
-from carma.core.model.values import AttemptKey, GpuId, StepProgress
+from carma.core.model.values import AttemptKey, Correction, GpuId, StepProgress
+from carma.core.scheduling.rate_correction import observed, unobserved
+from carma.core.scheduling.sharing_model import mechanism_of, progress_rates
 from carma.core.state import State
 from carma.core.telemetry.measurements import StepPoint, StepRecord, Track
-from carma.core.telemetry.pace import LEAST_RATIO, belief
+from carma.core.telemetry.pace import LEAST_RATIO, belief, command_of, independent_demand, regroup
 
 LEAST_S, LEAST_STEPS = 5.0, 4  # observed before there is a rate
 PAUSE_FACTOR = 5.0  # a step that takes longer than this many median steps contains a pause
 PAUSE_INTERVALS = 2.0  # without a newer count for this many times the interval between the last two
+LEARN_S = 10.0  # beside the same settled neighbours before a correction is learned
+LEARNT_COMMANDS = 256  # of each user, of which corrections are kept
 DIGITS = 4  # significant ones of a stored rate
 
 
@@ -55,9 +61,11 @@ def _follow(state: State, key: AttemptKey, track: Track, point: StepPoint) -> No
     record.points.append(point)
     record.newest = point
     _forget_old(record, state.rules.window.length_s)
-    record.per_s = _rate(record)
+    record.per_s = _rate(list(record.points))
     if record.per_s is not None and _settled_alone(state, key, track):
         record.alone_per_s = record.per_s
+    else:
+        _learn_beside(state, key, track, point)
 
 
 def _count(record: StepRecord, point: StepPoint) -> None:
@@ -81,11 +89,10 @@ def _enough(first: StepPoint, last: StepPoint) -> bool:
     return last.steps - first.steps >= LEAST_STEPS and last.at - first.at >= LEAST_S
 
 
-def _rate(record: StepRecord) -> float | None:
-    points = record.points
-    if not _enough(points[0], points[-1]):
+def _rate(points: Sequence[StepPoint]) -> float | None:
+    if not points or not _enough(points[0], points[-1]):
         return None
-    pairs = zip(points, list(points)[1:], strict=False)
+    pairs = pairwise(points)
     spans = sorted(((b.at - a.at) / (b.steps - a.steps), b.steps - a.steps) for a, b in pairs)
     middle = (points[-1].steps - points[0].steps) / 2
     for step_s, steps in spans:
@@ -109,8 +116,83 @@ def neighbours_changed(state: State, gpus: Iterable[GpuId]) -> None:
         for key in state.on_gpu.get(gpu, ()):
             track = state.tracks.get(key)
             if track is not None:
-                track.step_record.per_s = None
-                track.step_record.points.clear()  # a span with both groups would be neither's
+                record = track.step_record
+                record.per_s = record.together = None
+                record.points.clear()  # a span with both groups would be neither's
+
+
+# -- learning ---------------------------------------------------------------------------------------------------------
+
+
+def _learn_beside(state: State, key: AttemptKey, track: Track, newest: StepPoint) -> None:
+    """After LEARN_S beside the same settled neighbours, then whenever the time beside them has doubled: the error of a
+    measurement changes slowly, so that more frequent ones would count for more than they tell."""
+    record, predicted = track.step_record, _predicted_rate(state, key, track)
+    if predicted is None or record.together is None:
+        record.together = record.learned_until = newest if predicted is not None else None
+        return
+    first, until = record.together, record.learned_until or record.together
+    if newest.at - first.at < max(LEARN_S, 2.0 * (until.at - first.at)):
+        return
+    task = state.tasks[key.task]
+    per_s = _rate([point for point in record.points if point.at >= first.at])
+    alone_per_s = alone_rate(task, task.attempts[-1], track)
+    if per_s is not None and alone_per_s is not None and predicted < 1.0:
+        record.learned_until = newest
+        _correct(state, key, predicted, min(1.0, per_s / alone_per_s))
+
+
+def _predicted_rate(state: State, key: AttemptKey, track: Track) -> float | None:
+    """The rate that the sharing model says without corrections, if the tasks on its GPU are known and have settled."""
+    if len(track.on) != 1 or state.active.get(key.task) != key:
+        return None
+    gpu = next(iter(track.on))
+    held, members = list(state.on_gpu[gpu]), state.live_of(gpu).newest_members
+    if len(held) < 2 or members is None or members.foreign:
+        return None
+    demands = []
+    for one in held:
+        seen = state.tracks[one].on[gpu] if one in state.tracks else None
+        if seen is None or seen.settled_at is None or state.tasks[one.task].paused is not None:
+            return None
+        demand = independent_demand(state.tasks[one.task], seen)
+        if demand is None:
+            return None
+        demands.append(demand)
+    return progress_rates(demands, mechanism_of(state.rules))[held.index(key)]
+
+
+def _correct(state: State, key: AttemptKey, predicted: float, measured: float) -> None:
+    command = command_of(state.tasks[key.task])
+    gpu = next(iter(state.tracks[key].on))
+    beside = [command_of(state.tasks[one.task]) for one in state.on_gpu[gpu] if one != key]
+    known = state.corrections.get(command) or unobserved(command)
+    changed = {command: observed(known, beside, predicted, measured)}
+    changed |= {name: unobserved(name) for name in beside if name not in state.corrections and name != command}
+    for one in changed.values():
+        _keep(state, one)
+    state.new_corrections.update(changed)
+    moved = [one for one in state.active.values() if command_of(state.tasks[one.task]) in changed]
+    regroup(state, {gpu: None for one in moved if one in state.tracks for gpu in state.tracks[one].on}, state.now)
+
+
+def _keep(state: State, one: Correction) -> None:
+    """Of each user, the newest ones."""
+    state.corrections.pop(one.command, None)
+    state.corrections[one.command] = one
+    user = one.command.partition(":")[0] + ":"
+    for name in [name for name in state.corrections if name.startswith(user)][:-LEARNT_COMMANDS]:
+        del state.corrections[name]
+        state.new_corrections.discard(name)
+
+
+def corrections_noted(state: State, stored: Iterable[Correction]) -> None:
+    """The log has these now. Later observations of a running daemon stay."""
+    for one in stored:
+        if state.corrections.get(one.command) == one:
+            state.new_corrections.discard(one.command)
+        elif one.command not in state.new_corrections:
+            _keep(state, one)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ def note(state: State) -> UseNoted:
         gpus=not_noted(state),
         idle_w=dict(state.idle_w),
         empty_w=state.empty_w(),
+        corrections=tuple(one for name, one in state.corrections.items() if name in state.new_corrections),
     )
 
 

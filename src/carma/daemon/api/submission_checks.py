@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from itertools import chain
 
 from msgspec.structs import replace
@@ -27,6 +29,7 @@ from carma.core.scheduling.explanation import try_now
 from carma.core.scheduling.quota import limits_of
 from carma.core.state import State
 from carma.daemon.auth import Identity
+from carma.daemon.probes.notification import kind_of
 from carma.errors import (
     NeverFitsError,
     NoCapacity,
@@ -62,6 +65,7 @@ _RANGES = {
     "threads_percent": (1, 100),
 }
 
+TARGETS, TARGET_CHARS = 8, 2_000
 FindTask = Callable[[TaskId], Task | None]
 
 
@@ -84,9 +88,27 @@ def check_spec(spec: TaskSpec, who: Identity, now: float) -> TaskSpec:
         check_range("warn.before_s", spec.warn.before_s, 0, SECONDS)
     if spec.checkpoint is not None:
         _check_checkpoint(spec.checkpoint)
+    if spec.notify is not None:
+        _check_targets(spec.notify.targets)
     if len(spec.after) > DEPENDENCIES:
         raise TooLarge(f"the task waits for {len(spec.after)} tasks; the limit is {DEPENDENCIES}")
     return replace(spec, begin_at=_begin_at(spec.begin_at, now))
+
+
+def _check_targets(targets: tuple[str, ...]) -> None:
+    if len(targets) > TARGETS or any(len(target) > TARGET_CHARS or "\0" in target for target in targets):
+        raise TooLarge(f"a task has at most {TARGETS} targets of {TARGET_CHARS} characters to notify")
+    for target in targets:
+        try:
+            kind = kind_of(target)
+            wrong = not shlex.split(target) if kind == "command" else kind == "e-mail" and "@" not in target
+        except ValueError:
+            wrong = True
+        if wrong:
+            raise Usage(f"{target!r} is no target to notify", "examples: mailto:me@example.org, 'notify-send CARMA'")
+        if kind not in ("command", "e-mail", "webhook") and find_spec("apprise") is None:
+            hint = "the administrator installs it: pip install 'carma-gpu[notify]'"
+            raise Usage(f"targets such as {kind}:// need Apprise, which is not installed on this server", hint)
 
 
 def _check_checkpoint(saves: SaveSignal) -> None:

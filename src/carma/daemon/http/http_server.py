@@ -1,8 +1,9 @@
-"""HTTP on a Unix socket. The kernel identifies each client; no client can exhaust the daemon.
+"""HTTP on a given socket. The kernel identifies each client of a Unix socket; no client can exhaust the daemon.
 
 All limits are here: open connections and bytes of unfinished requests (in total and per user), the time for a request
 to arrive, the size of its head, the time that a reader may take nothing. The size of one body is checked where it is
-read (request.py). The daemon must never listen on TCP.
+read (request.py). The API must never be served on TCP, which does
+not say which user connects.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Reads files that users name, in separate processes (program.py): a hanging file system blocks no thread of the
-daemon.
+"""Reads files that users name, and sends their notices, in separate processes (program.py): a file system or a receiver
+that hangs blocks no thread of the daemon.
 
 1. Each probe serves one user, with the credentials of that user. A probe that is idle is kept for a while.
 2. A probe that does not answer in time is killed and left behind. In uninterruptible sleep it ends only when its file
@@ -19,16 +19,19 @@ import time
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 import carma
 from carma.core.model.values import NO_FRAMEWORKS, Frameworks, Owner, TaskSpec
 from carma.core.ports import LaunchOrder
 from carma.daemon.probes.command_check import needed_fields
+from carma.daemon.probes.notification import Delivery, Message
 from carma.daemon.probes.program import Answer, Request
 from carma.errors import Busy, CarmaError, NotRunnable, from_code
 
 SUBMIT_LIMIT_S = 20.0
 LAUNCH_LIMIT_S = 5.0  # after it the launch goes on without the memory limit of the framework
+NOTIFY_LIMIT_S = 40.0  # for all targets of a notice
 PROBES_PER_USER = 4
 WAITING_PER_USER = 60  # requests that wait for one of these probes
 IDLE_PROBES = 16  # of all users together
@@ -64,13 +67,24 @@ class Probes:
         """Never raises: `problem` of the result says why the frameworks are unknown."""
         try:
             request = Request(question="frameworks", spec=order.spec)
-            return await self._ask(order.owner, request, LAUNCH_LIMIT_S) or NO_FRAMEWORKS
+            return (await self._ask(order.owner, request, LAUNCH_LIMIT_S)).frameworks or NO_FRAMEWORKS
         except TimeoutError:
             return Frameworks(problem=f"the files of its interpreter did not answer within {LAUNCH_LIMIT_S:g} s")
         except CarmaError as error:
             return Frameworks(problem=str(error))
 
-    async def _ask(self, owner: Owner, request: Request, limit_s: float) -> Frameworks | None:
+    async def notify(self, owner: Owner, spec: TaskSpec, message: Message) -> Delivery:
+        """Never raises."""
+        try:
+            spec = replace(needed_fields(spec), environment=spec.environment)
+            request = Request(question="notify", spec=spec, message=message)
+            return (await self._ask(owner, request, NOTIFY_LIMIT_S)).delivery or Delivery()
+        except TimeoutError:
+            return Delivery(problems=(f"the targets did not answer within {NOTIFY_LIMIT_S:g} s",))
+        except CarmaError as error:
+            return Delivery(problems=(str(error),))
+
+    async def _ask(self, owner: Owner, request: Request, limit_s: float) -> Answer:
         """Raises the problem that the probe found, TimeoutError or Busy."""
         self._reap()
         user = self._users.setdefault(owner.uid, _User())
@@ -85,7 +99,7 @@ class Probes:
             self._forget_unused()
         if answer.problem is not None:
             raise from_code(answer.problem.code, answer.problem.message, answer.problem.hint)
-        return answer.frameworks
+        return answer
 
     async def close(self) -> None:
         """Kill all probes. Those that hang are left behind."""

@@ -1,9 +1,10 @@
-"""The program of a probe: a process that reads files named by one user, with the credentials of that user.
+"""The program of a probe: a process that reads files named by one user, or sends a notice, with the credentials of that
+user.
 
 Protocol: JSON lines over the socket that is its standard input and output. The first line says whose files it reads
 (null: with the credentials of the daemon). Each later line is a request and gets one line as its answer. The probe ends
-when the socket is closed. It never writes, opens only regular files, and imports nothing after it has taken the
-identity of the user.
+when the socket is closed. It never writes and opens only regular files. It imports nothing after it has taken the
+identity of the user, except to send a notice.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import msgspec
 
 from carma.core.model.values import Frameworks, Owner, Record, TaskSpec
 from carma.daemon.probes.command_check import check_runnable
+from carma.daemon.probes.notification import Delivery, Message, deliver
 from carma.errors import CarmaError, NotRunnable
 from carma.launch.frameworks import find
 from carma.wire.api_types import Problem
@@ -28,16 +30,19 @@ SELF_DESTRUCT_S = 60
 
 
 class Request(Record, frozen=True, kw_only=True):
-    """`runnable`: whether the owner can start the command. `frameworks`: which frameworks it could import."""
+    """`runnable`: whether the owner can start the command. `frameworks`: which frameworks it could import. `notify`:
+    send the message, with the environment and in the directory of the spec."""
 
-    question: Literal["runnable", "frameworks"]
+    question: Literal["runnable", "frameworks", "notify"]
     spec: TaskSpec
+    message: Message | None = None
 
 
 class Answer(Record, frozen=True, kw_only=True):
     """`problem`: the command cannot be started, or the request could not be answered."""
 
     frameworks: Frameworks | None = None
+    delivery: Delivery | None = None
     problem: Problem | None = None
 
 
@@ -78,6 +83,8 @@ def answer(request: Request) -> Answer:
     try:
         if request.question == "frameworks":
             return Answer(frameworks=find(spec.command, spec.environment, spec.directory))
+        if request.message is not None:
+            return Answer(delivery=deliver(request.message, spec.environment, spec.directory))
         check_runnable(spec)
         return Answer()
     except NotRunnable as error:

@@ -6,6 +6,7 @@ An administrator sees all users, other users only themselves: what a user had an
 from __future__ import annotations
 
 from carma.core.model.decision import Ask, Refusal
+from carma.core.model.status import Running
 from carma.core.model.task import Task
 from carma.core.model.values import ACTIVITY_METRICS, TaskId
 from carma.core.scheduling.fairness import Account
@@ -51,7 +52,8 @@ def _gpu_view(view: GpuView, state: State) -> t.GpuView:
         used_mib=view.used_mib,
         booked_mib=view.booked_mib,
         room_mib=view.room_mib,
-        tasks=tuple(sorted(holder.key.task for holder in view.holders)),
+        tasks=tuple(task.id for task in _tasks_on(view, state)),
+        idle_tasks=tuple(task.id for task in _tasks_on(view, state) if _is_idle(task)),
         foreign=tuple(mirrored(t.ForeignView, use) for use in view.foreign),
         risk={metric: value for metric, value in gauges.items() if value is not None},
         gpu_util=newest.gpu_util if newest is not None else None,
@@ -74,6 +76,10 @@ def _mean(state: State, view: GpuView, metric: str) -> float | None:
 
 def _tasks_on(view: GpuView, state: State) -> list[Task]:
     return [state.tasks[task] for task in sorted(holder.key.task for holder in view.holders)]
+
+
+def _is_idle(task: Task) -> bool:
+    return isinstance(task.status, Running) and task.status.idle is not None
 
 
 def _gpu_state(view: GpuView, refusal: Refusal | None) -> str:

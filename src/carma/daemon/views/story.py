@@ -29,6 +29,7 @@ _QUOTE = re.compile(r": | \(")
 _FIXED_TEXTS: dict[type[e.Durable], str] = {
     e.RecoveryDue: "back in the queue",
     e.TaskHeld: "held",
+    e.IdleOver: "no longer counts as an idle holder",
     e.TaskReleased: "released",
     e.TaskRestored: "restored from the archive",
     e.PreemptionMissed: "did not end within the grace period; it keeps running",
@@ -166,7 +167,16 @@ def _of_task(event: e.TaskEvent, whole: bool) -> str:
             return "queued again on request" + ("; the booking that recovery had found is discarded" if fresh else "")
         case e.TaskChanged():
             return _changed(event, whole)
-        case e.RecoveryDue() | e.TaskHeld() | e.TaskReleased() | e.TaskRestored() | e.PreemptionMissed():
+        case e.IdleNoted(since=since, action=action):
+            then = {"show": "", "pack": "; others are placed as if it used none", "end": "; it is to be ended"}[action]
+            return f"has held GPU memory for {show_s(event.at - since)} without using the SMs{then}"
+        case e.NoticeDue():
+            return "has waited for long; a notice is due"
+        case e.NoticeSent(kind=kind, sent_to=sent_to, problems=problems):
+            failed = "; ".join(problems) if whole else show_count(len(problems), "target") + " failed"
+            parts = ([f"sent by {' and '.join(sent_to)}"] if sent_to else []) + ([failed] if problems else [])
+            return f"notice ({kind}): " + "; ".join(parts or ["there was no target"])
+        case e.RecoveryDue() | e.IdleOver() | e.TaskHeld() | e.TaskReleased() | e.TaskRestored() | e.PreemptionMissed():
             return _FIXED_TEXTS[type(event)]
         case _:
             assert_never(event)

@@ -24,11 +24,13 @@ from carma.daemon.views.story import without_words
 from carma.launch.attempt_files import AttemptFiles
 from carma.launch.output_paths import named_outputs, program_name
 from carma.wire import api_types as t
+from carma.wire.short_reasons import short_reason
 
 V = TypeVar("V", bound=msgspec.Struct)
+N = TypeVar("N")
 HIDDEN = "-"
 _FROM_SPEC = ("gpu_memory_mib", "exclusive", "priority", "begin_at", "time_limit_s", "threads_percent")
-_FROM_NEWEST_ATTEMPT = ("gpus", "booking_mib", "observed_mib", "started_at", "mechanism", "progress")
+_FROM_NEWEST_ATTEMPT = ("gpus", "booking_mib", "observed_mib", "used_mib", "started_at", "mechanism", "progress")
 # The short codes that users of other queues know.
 OUTCOME_CODES: dict[type[o.Outcome], str] = {
     o.Succeeded: "CD",
@@ -107,6 +109,7 @@ def task_view(task: Task, context: ViewContext, why: Waiting | None) -> t.TaskVi
         exit_code=o.exit_code(outcome) if outcome is not None else None,
         reason=reason,
         reason_code=reason_code,
+        reason_short=short_reason(reason) if why is not None else "",
         held=isinstance(status, s.Estimating | s.Queued) and status.held,
         estimate=_estimate_view(task.estimate, may_see),
         needs_mib=_needs_mib(task, context),
@@ -114,6 +117,7 @@ def task_view(task: Task, context: ViewContext, why: Waiting | None) -> t.TaskVi
         submitted_at=task.submitted_at,
         ended_at=status.at if isinstance(status, s.Finished) else None,
         reserved_start_at=why.reserved_start_at if why is not None else None,
+        idle_since=status.idle.since if isinstance(status, s.Running) and status.idle is not None else None,
         asked_to_save_at=asked.at if asked is not None else None,
         paused_at=task.paused.at if task.paused is not None else None,
         energy_j=_known_sum(attempt.energy_j for attempt in attempts),
@@ -188,6 +192,9 @@ def _reason(task: Task, why: Waiting | None, may_see: bool, now: float) -> tuple
             left = "" if paused.until is None else f"; for at most {show_s(max(0.0, paused.until - now))} more"
             why_paused = f": {paused.reason}" if paused.reason and public else ""
             return "Paused", f"paused by {paused.by} {show_s(max(0.0, now - paused.at))} ago{why_paused}{left}"
+        case s.Running(idle=idle) if idle is not None:
+            ends = "; it is ended unless it uses them again" if idle.action == "end" else ""
+            return "Idle", f"has held GPU memory for {show_s(max(0.0, now - idle.since))} without using the SMs{ends}"
         case s.Running(stayed_at=stayed_at) if stayed_at is not None:
             ago = show_s(max(0.0, now - stayed_at))
             return "Stayed", f"was asked to save a checkpoint and did not end in time, {ago} ago"
@@ -214,7 +221,7 @@ def _attempt_view(task: Task, attempt: Attempt, context: ViewContext, may_see: b
     key, booking = AttemptKey(task.id, attempt.number), attempt.placement.booking
     track = context.state.tracks.get(key)
     stdout, stderr = _output_paths(task, key, context.log_dir) if may_see else ("", "")
-    seen_mib = [mib for mib in (attempt.observed_mib, track.peak_mib if track is not None else None) if mib is not None]
+    seen_mib = _known((attempt.observed_mib, track.peak_mib if track is not None else None))
     activity = attempt.activity if track is None else track.activity or attempt.activity
     confinement = attempt.confinement
     return t.AttemptView(
@@ -224,6 +231,7 @@ def _attempt_view(task: Task, attempt: Attempt, context: ViewContext, may_see: b
         booking_mib=booking.memory_mib,
         booking_source=booking.source,
         observed_mib=max(seen_mib, default=None),
+        used_mib=None if track is None else max(_known(seen.now_mib for seen in track.on.values()), default=None),
         energy_j=attempt.own_energy_j if track is None or track.energy_j is None else track.energy_j,
         outcome=_outcome(attempt.outcome, may_see),
         stdout=stdout,
@@ -273,5 +281,9 @@ def _output_paths(task: Task, key: AttemptKey, log_dir: Path) -> tuple[str, str]
 
 def _known_sum(figures: Iterable[float | None]) -> float | None:
     """The sum of the known figures; None if none is known."""
-    known = [figure for figure in figures if figure is not None]
+    known = _known(figures)
     return sum(known) if known else None
+
+
+def _known(figures: Iterable[N | None]) -> list[N]:
+    return [figure for figure in figures if figure is not None]
