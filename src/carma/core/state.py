@@ -17,7 +17,7 @@ from carma.core.model.outcome import Cancelled, NeverFits, Outcome, describe_to_
 from carma.core.model.settings import Rules
 from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Running, Starting
 from carma.core.model.task import Task
-from carma.core.model.values import AttemptKey, Gpu, GpuId, Placement, TaskId, TaskSpec
+from carma.core.model.values import AttemptKey, Demand, Gpu, GpuId, Placement, TaskId, TaskSpec
 from carma.core.scheduling.fair_order import FairQueue, QueueKey
 from carma.core.scheduling.fairness import Accounts
 from carma.core.scheduling.feasibility import never_fits, usable
@@ -28,6 +28,7 @@ SERVER = ""  # the key in `drained` that stands for the whole server
 EARLY_S = 0.001  # a time that is due may be computed in two ways that differ in their last bits
 
 Name = TypeVar("Name")
+Command = tuple[int, str, tuple[str, ...], str]  # user, directory, words, fingerprint of the program's files
 
 
 class InvalidEvent(Exception):
@@ -64,6 +65,7 @@ class State:
         self.tracks: dict[AttemptKey, Track] = {}
         self.idle_w: dict[GpuId, float] = {}  # lowest mean power of each GPU while it was unused
         self.usage: dict[tuple[int, GpuId], Hour] = {}  # by hour and GPU; see usage.py
+        self.commands: dict[Command, Demand] = {}  # demands observed of tasks on one GPU, by command; see pace.py
         self.shown_on: dict[TaskId, set[GpuId]] = {}  # task -> GPUs whose newest sample shows its processes
         # Candidates that `propose` checks; a sample removes those that are not due any more:
         self.over_booking: set[GpuId] = set()  # shared GPUs on which a task may hold more than it booked

@@ -18,7 +18,7 @@ from carma.core.model.values import AttemptKey, Booking, Confinement, Gpu, GpuId
 from carma.core.scheduling.gpu_view import MAX_JOINT_GPUS, EndDoubt, GpuView, Holder, OtherGpu, Progress, room_mib
 from carma.core.state import EARLY_S, SERVER, State
 from carma.core.telemetry.measurements import HIDDEN_MIB, AttemptOnGpu, Live, Track
-from carma.core.telemetry.pace import belief
+from carma.core.telemetry.pace import belief, observed_of_command
 
 
 def views(state: State, now: float) -> tuple[GpuView, ...]:
@@ -121,6 +121,7 @@ def _holder(state: State, gpu: Gpu, live: Live, key: AttemptKey, now: float) -> 
     warm_up = warming_up(seen, task, state.rules, now)
     bounded = memory_is_bounded(placement.booking, task.attempts[-1].confinement)
     ends_at, end_doubt = expected_end(task, track, state.rules, now)
+    demand = belief(task, seen)
     return Holder(
         key=key,
         booking_mib=placement.booking.memory_mib,
@@ -132,7 +133,8 @@ def _holder(state: State, gpu: Gpu, live: Live, key: AttemptKey, now: float) -> 
         closes=warm_up is not None and not bounded,
         ends_at=ends_at,
         end_doubt=end_doubt,
-        demand=belief(task, seen),
+        demand=demand,
+        same_command=observed_of_command(state, task) if demand is None else None,
         progress=_progress(task, track, gpu.id, live.activity_ratio),
         other_gpus=_beside(state, key, gpu.id),
     )

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from carma.core.model.task import Task
 from carma.core.model.values import Alone, Demand, GpuId, GpuSample
 from carma.core.scheduling.sharing_model import mechanism_of, progress_rates
-from carma.core.state import State
+from carma.core.state import Command, State
 from carma.core.telemetry.measurements import AttemptOnGpu, Live, Member, Track
 from carma.core.telemetry.window import given
 
@@ -25,6 +25,8 @@ OVERRIDE_RELATIVE, OVERRIDE_ABSOLUTE = 0.33, 0.05  # difference from which an ob
 IDLE_RELATIVE = 0.25  # a task on several GPUs leaves a GPU idle below this part of its estimated demand
 NO_DEMAND = Demand(0.0, 0.0, 0.0, 0.0, 0.0)  # of a GPU that the task leaves idle; such a GPU does not slow it down
 LEAST_RATIO = 0.05  # minimum of observed / predicted activity, so that a task that waits for data is never stopped
+MOST_COMMANDS = 1024  # commands whose observed demand is remembered
+POOL_ROUNDS = 4  # the rate and the demand that follow from each other then change by less than 1 %
 MOST_S = 15.0  # maximum weight of one sample, however long ago the previous one was
 
 
@@ -40,6 +42,32 @@ def belief(task: Task, seen: AttemptOnGpu | None) -> Demand | None:
         if attempt.alone is not None:
             return attempt.alone.demand
     return None
+
+
+def command_of(task: Task) -> Command:
+    return (task.owner.uid, task.spec.directory, task.spec.command, task.fingerprint)
+
+
+def observed_of_command(state: State, task: Task) -> Demand | None:
+    """The demand that was observed of another task with the same command. Tasks on several GPUs have none: they may
+    leave some of them idle."""
+    return state.commands.get(command_of(task)) if task.spec.gpus == 1 else None
+
+
+def _note_command(state: State, member: Member) -> None:
+    """Keep the demand that was observed of the task for others with the same command, also after its end."""
+    task = state.tasks[member.key.task]
+    if task.spec.gpus > 1:
+        return
+    command = command_of(task)
+    state.commands.pop(command, None)
+    if len(state.commands) >= MOST_COMMANDS:
+        del state.commands[next(iter(state.commands))]
+    state.commands[command] = member.seen.solo.demand
+    for key in state.active.values():
+        if key in state.tracks and command_of(state.tasks[key.task]) == command:
+            for gpu in state.tracks[key].on:
+                state.touch(gpu)
 
 
 def _predicted(task: Task) -> bool:
@@ -100,12 +128,15 @@ def follow(
 ) -> None:
     """Learn from a span of `s` seconds that ends with the sample. `shares` are shares of the GPU's activity."""
     s = min(s, MOST_S)
-    learnt = False
+    learnt: list[Member] = []
+    one_command = len(present) > 1 and _of_one_command(state, present, sample.at)
+    if one_command:
+        shares = [sum(shares) / len(shares)] * len(shares)
     rates = [member.track.rate for member in present]  # the slowest GPU of an attempt slows it down on all of them
     if len(present) == 1 and not foreign and rates[0] >= 1.0:
         seen = present[0].seen
-        if _calm(seen, sample.at):
-            learnt = seen.solo.see(sample, 1.0, s, alone=True, enough_s=BELIEVED_S)
+        if _calm(seen, sample.at) and seen.solo.see(sample, 1.0, s, alone=True, enough_s=BELIEVED_S):
+            learnt.append(present[0])
     elif present:
         if len(present) > 1:  # an attempt slowed down on another GPU tells nothing about neighbours here
             _compare(state, live, present, rates, foreign, sample, s)
@@ -114,9 +145,36 @@ def follow(
         for member, share, rate in zip(present, shares, rates, strict=True) if sample.bound is None else ():
             if _calm(member.seen, sample.at) and member.seen.solo.alone_s < BELIEVED_S:
                 part = share / rate
-                learnt = member.seen.solo.see(sample, part, s, alone=False, enough_s=BELIEVED_S) or learnt
+                if member.seen.solo.see(sample, part, s, alone=False, enough_s=BELIEVED_S):
+                    learnt.append(member)
     if learnt and len(present) > 1:
+        if one_command:
+            _pool(state, present, learnt[0], sample)
+        else:
+            regroup(state, (sample.gpu,), sample.at)
+    for member in learnt:
+        _note_command(state, member)
+
+
+def _of_one_command(state: State, present: Sequence[Member], at: float) -> bool:
+    """Whether the attempts have the same command, none is starting up, and what is known of them was observed beside
+    neighbours: they then have equal parts of what the GPU shows."""
+    tasks = [state.tasks[member.key.task] for member in present]
+    if len({command_of(task) for task in tasks}) > 1 or any(task.spec.gpus > 1 for task in tasks):
+        return False
+    estimated = any(task.estimate is not None and task.estimate.demand is not None for task in tasks)
+    return not estimated and all(one.seen.solo.alone_s == 0.0 and _calm(one.seen, at) for one in present)
+
+
+def _pool(state: State, present: Sequence[Member], learnt: Member, sample: GpuSample) -> None:
+    """Tasks with the same command have the same demand: their part of what the GPU shows, divided by the rate that
+    follows from this demand. Until now it was divided by the rate of tasks of unknown demand."""
+    for _ in range(POOL_ROUNDS):
+        before = learnt.track.rate
+        for member in present:
+            member.seen.solo.adopt(learnt.seen.solo)
         regroup(state, (sample.gpu,), sample.at)
+        learnt.seen.solo.scale(before / learnt.track.rate)
 
 
 def _calm(seen: AttemptOnGpu, at: float) -> bool:
