@@ -12,7 +12,7 @@ from carma.core.state import State
 from carma.core.telemetry.pace import BELIEVED_S, CALM_S, MOST_COMMANDS, command_of, observed_of_command
 from carma.testing.builders import World
 from tests.unit.core.goodput_world import MEDIUM, ask, bound, holder, sentence
-from tests.unit.core.pace_world import GPU0, HALF, begin, believed, world
+from tests.unit.core.pace_world import GPU0, HALF, begin, believed, seen_of, track_of, world
 
 LEARNT_S = CALM_S + BELIEVED_S + 5.0
 
@@ -56,11 +56,9 @@ def test_a_running_task_of_that_command_is_judged_by_the_observation_at_once() -
     second = begin(made)
     other = made.gpus_of(second)[0]
     assert [one.same_command for one in made.view(other).holders if one.key.task == second] == [None]
-    version = made.state.versions[made.view(other).gpu.id]
     made.wait(10.0)
     found = next(one for one in made.view(other).holders if one.key.task == second)
     assert (found.demand, found.same_command) == (None, believed(made, first))
-    assert made.state.versions[made.view(other).gpu.id] > version
 
 
 def test_tasks_of_one_command_on_a_gpu_are_known_together_and_without_the_caution_for_unknown_tasks() -> None:
@@ -74,6 +72,40 @@ def test_tasks_of_one_command_on_a_gpu_are_known_together_and_without_the_cautio
         found = believed(made, task)
         assert found is not None
         assert (found.sm_active, found.sm_occupancy, found.dram_active) == pytest.approx((0.2, 0.1, 0.2), rel=0.03)
+
+
+def test_more_tasks_of_that_command_on_the_gpu_do_not_make_it_look_demanding() -> None:
+    """Four light tasks show as much as four heavy ones that take turns: what is known of the command decides."""
+    made = world()
+    true = Demand(0.2, 0.1, 0.2)
+    for together in (2, 4):
+        while len(made.state.active) < together:
+            begin(made)
+        seen = shown((true,) * together, progress_rates((true,) * together))
+        made.activity[GPU0] = (seen.sm_active, seen.sm_occupancy, seen.dram_active)
+        made.wait(LEARNT_S)
+    assert [seen_of(made, task).solo.sm_active for task in made.state.active] == [pytest.approx(0.2, rel=0.1)] * 4
+
+
+def test_what_was_observed_beside_another_command_is_not_passed_on() -> None:
+    made = world()
+    begin(made, HALF)
+    other = begin(made)
+    task = made.task(other)
+    made.state.tasks[other] = replace(task, spec=replace(task.spec, command=("y",)))
+    made.activity[GPU0] = (0.9, 0.4, 0.3)
+    made.wait(LEARNT_S)
+    assert believed(made, other) is not None
+    assert made.state.commands == {}
+
+
+def test_the_progress_of_tasks_of_one_command_counts_by_what_is_known_of_it() -> None:
+    made = observed_alone()
+    made.end(next(iter(made.state.tasks)))
+    known = next(iter(made.state.commands.values()))
+    made.state.drained["GPU-1"] = ""
+    first, _ = begin(made), begin(made)
+    assert track_of(made, first).rate == progress_rates((known, known))[0] > progress_rates((None, None))[0]
 
 
 def test_a_known_task_of_that_command_is_not_changed_by_its_neighbours() -> None:

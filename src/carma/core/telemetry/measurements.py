@@ -76,15 +76,12 @@ class ObservedDemand:
             self.gr_active = before + (shown.gr_active - before) * weight
         return before_s < enough_s <= self.seconds
 
-    def adopt(self, other: ObservedDemand) -> None:
-        """Continue with what was observed of another task with the same command."""
-        self.seconds = max(self.seconds, other.seconds)
-        self.sm_active, self.sm_occupancy, self.dram_active = other.sm_active, other.sm_occupancy, other.dram_active
-
-    def scale(self, factor: float) -> None:
-        self.sm_active = min(1.0, factor * self.sm_active)
-        self.sm_occupancy = min(1.0, factor * self.sm_occupancy)
-        self.dram_active = min(1.0, factor * self.dram_active)
+    def adopt(self, demand: Demand, factor: float, enough_s: float) -> None:
+        """Continue with what was observed of another task with the same command, times `factor`."""
+        self.seconds = max(self.seconds, enough_s)
+        self.sm_active = min(1.0, factor * demand.sm_active)
+        self.sm_occupancy = min(1.0, factor * demand.sm_occupancy)
+        self.dram_active = min(1.0, factor * demand.dram_active)
 
     def restore(self, demand: Demand) -> None:
         """Continue with the figure from before a restart."""

@@ -64,10 +64,6 @@ def _note_command(state: State, member: Member) -> None:
     if len(state.commands) >= MOST_COMMANDS:
         del state.commands[next(iter(state.commands))]
     state.commands[command] = member.seen.solo.demand
-    for key in state.active.values():
-        if key in state.tracks and command_of(state.tasks[key.task]) == command:
-            for gpu in state.tracks[key].on:
-                state.touch(gpu)
 
 
 def _predicted(task: Task) -> bool:
@@ -100,6 +96,11 @@ def regroup(state: State, gpus: Iterable[GpuId], now: float) -> None:
             track.advance_to(now, live.activity_ratio)
             touched[id(track)] = track
         demands = [_demand_now(state.tasks[key.task], track.on.get(gpu)) for key, track in tracks]
+        if len({command_of(state.tasks[key.task]) for key, _ in tracks}) == 1:
+            demands = [
+                demand or observed_of_command(state, state.tasks[key.task])
+                for demand, (key, _) in zip(demands, tracks, strict=True)
+            ]
         for (_, track), rate in zip(tracks, progress_rates(demands, mechanism_of(state.rules)), strict=True):
             track.rates[gpu] = rate
         live.activity_ratio = 1.0
@@ -153,7 +154,8 @@ def follow(
         else:
             regroup(state, (sample.gpu,), sample.at)
     for member in learnt:
-        _note_command(state, member)
+        if one_command or member.seen.solo.alone_s >= BELIEVED_S:
+            _note_command(state, member)
 
 
 def _of_one_command(state: State, present: Sequence[Member], at: float) -> bool:
@@ -168,13 +170,15 @@ def _of_one_command(state: State, present: Sequence[Member], at: float) -> bool:
 
 def _pool(state: State, present: Sequence[Member], learnt: Member, sample: GpuSample) -> None:
     """Tasks with the same command have the same demand: their part of what the GPU shows, divided by the rate that
-    follows from this demand. Until now it was divided by the rate of tasks of unknown demand."""
+    follows from this demand. Until now it was divided by the rate of tasks of unknown demand. Several demands may solve
+    this (heavy tasks in turns show no more than light ones): it begins with the one that is known, if any."""
+    observed, before = learnt.seen.solo.demand, learnt.track.rate
+    demand, factor = observed_of_command(state, state.tasks[learnt.key.task]) or observed, 1.0
     for _ in range(POOL_ROUNDS):
-        before = learnt.track.rate
         for member in present:
-            member.seen.solo.adopt(learnt.seen.solo)
+            member.seen.solo.adopt(demand, factor, BELIEVED_S)
         regroup(state, (sample.gpu,), sample.at)
-        learnt.seen.solo.scale(before / learnt.track.rate)
+        demand, factor = observed, before / learnt.track.rate
 
 
 def _calm(seen: AttemptOnGpu, at: float) -> bool:
