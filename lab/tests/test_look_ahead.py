@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from carma.core import propose
 from carma.core.model.values import Demand
-from carma.core.scheduling.scheduling_pass import schedule
 from lab.tools import look_ahead
 from lab.tools.policy_evaluation import Case, run
 
@@ -28,4 +26,3 @@ def test_a_window_of_one_task_decides_as_the_shipped_pass_and_a_larger_one_does_
         with look_ahead.looking_ahead(look_ahead.Form(window, 0.0, True)):
             found.append(run(case, look_ahead.KNOWN).completion_mean_s)
     assert found[0] == shipped.completion_mean_s != found[1]
-    assert propose.schedule is schedule

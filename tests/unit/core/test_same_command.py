@@ -132,7 +132,7 @@ def test_only_the_newest_commands_are_remembered() -> None:
 
 
 def test_the_cap_applies_to_the_observed_demand_and_the_limit_to_a_demanding_one() -> None:
-    """A demanding one draws 1.2 times as much power; it is not the most demanding of its memory size."""
+    """A demanding one draws more power; it is not the most demanding of its memory size."""
     like = replace(ask(None, None), memory_mib=16_000, same_command=MEDIUM)
     neighbour = replace(holder(MEDIUM), progress=None)
     expected, bad_case = (1.0 / min(progress_rates((MEDIUM, one))) for one in (MEDIUM, demanding(MEDIUM)))
