@@ -18,7 +18,7 @@ from carma.core.model.outcome import Cancelled, NeverFits, Outcome, describe_to_
 from carma.core.model.settings import Rules
 from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Running, Starting
 from carma.core.model.task import Task
-from carma.core.model.values import AttemptKey, Correction, Gpu, GpuId, Placement, TaskId, TaskSpec
+from carma.core.model.values import AttemptKey, Correction, Demand, Gpu, GpuId, Placement, TaskId, TaskSpec
 from carma.core.notices import long_wait_at
 from carma.core.scheduling.fair_order import FairQueue, QueueKey
 from carma.core.scheduling.fairness import Accounts
@@ -68,6 +68,7 @@ class State:
         self.usage: dict[tuple[int, GpuId], Hour] = {}  # by hour and GPU; see usage.py
         self.corrections: dict[str, Correction] = {}  # by command, the newest last; see pace.py
         self.new_corrections: set[str] = set()  # those that no UseNoted has stored yet
+        self.commands: dict[str, Demand] = {}  # demands observed of tasks on one GPU, by command; see pace.py
         self.shown_on: dict[TaskId, set[GpuId]] = {}  # task -> GPUs whose newest sample shows its processes
         # Candidates that `propose` checks; a sample removes those that are not due any more:
         self.over_booking: set[GpuId] = set()  # shared GPUs on which a task may hold more than it booked

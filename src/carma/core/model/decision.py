@@ -28,6 +28,7 @@ class Ask(Record, frozen=True, gc=False):
     at: float = 0.0  # time passed to the policy, rounded down to AS_OF_S
     idle_only: bool = False  # only an idle GPU will do: the task is still being estimated
     correction: Correction | None = None  # learned of its command; None: it has not shared a GPU yet
+    same_command: Demand | None = None  # observed of another task with the same command, where `demand` is unknown
 
 
 class Part(Record, frozen=True, gc=False):

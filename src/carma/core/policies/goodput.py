@@ -9,7 +9,7 @@ together need is started first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 
 from msgspec.structs import replace
@@ -117,20 +117,21 @@ def _too_slow(found: Forecast, ask: Ask, holders: Sequence[Holder], terms: Terms
         sentence += f", {name} {slowest:.2f} times" if slowest > terms.cap else ""
     else:
         sentence = f"beside it {name} would take {slowest:.2f} times as long as alone"
-    unknown = [name for name, one in zip(names, found.holders, strict=True) if one.demand is None]
     sentence += f" ({'limit' if terms.worst_case else 'cap'} {terms.cap:g})"
-    return sentence + _assumed(unknown if ask.demand is not None else ["it", *unknown], terms)
+    every: list[tuple[str, Ask | Holder]] = [("it", ask), *zip(names, found.holders, strict=True)]
+    return sentence + _assumed({name: one for name, one in every if one.demand is None}, terms)
 
 
-def _assumed(unknown: Sequence[str], terms: Terms) -> str:
+def _assumed(unknown: Mapping[str, Ask | Holder], terms: Terms) -> str:
     if not unknown:
         return ""
-    tasks = " and ".join(unknown)
+    tasks, observed = " and ".join(unknown), [one.same_command is not None for one in unknown.values()]
+    kind = "with the same command" if all(observed) else "of that size or command" if any(observed) else "of that size"
     if terms.worst_case:
         verb = "is" if len(unknown) == 1 else "are"
-        return f" if {tasks} {verb} as demanding as the most demanding tenth of tasks of that size; unknown yet"
+        return f" if {tasks} {verb} as demanding as the most demanding tenth of tasks {kind}; unknown yet"
     verb = "counts as a typical task" if len(unknown) == 1 else "count as typical tasks"
-    return f"; {tasks} {verb} of that size, since the demand is not known yet"
+    return f"; {tasks} {verb} {kind}, since the demand is not known yet"
 
 
 def _too_little(holders: Sequence[Holder], gain: float) -> str:

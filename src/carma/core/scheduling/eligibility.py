@@ -11,7 +11,7 @@ from carma.core.model.values import Record, TaskId
 from carma.core.scheduling.fairness import Held, wanted_by
 from carma.core.scheduling.quota import PassQuota, limits_of, quota_stop
 from carma.core.state import EARLY_S, State
-from carma.core.telemetry.pace import belief, correction_of
+from carma.core.telemetry.pace import belief, correction_of, observed_of_command
 
 DRIVER_MIB = 512  # memory of a GPU that its driver may keep in use while no process is on it
 
@@ -48,7 +48,8 @@ def ask_of(task: Task, state: State, at: float = 0.0) -> Ask:
     idle_only = isinstance(task.status, Estimating)
     demand = belief(task, None)
     correction = correction_of(state, task, demand)
-    return Ask(task.id, task.spec.gpus, memory_mib, source, alone, demand, alone_s, at, idle_only, correction)
+    same = observed_of_command(state, task) if demand is None else None
+    return Ask(task.id, task.spec.gpus, memory_mib, source, alone, demand, alone_s, at, idle_only, correction, same)
 
 
 def _known_minimum_mib(task: Task, state: State) -> int:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from carma.core.model.decision import Ask
 from carma.core.model.values import AttemptKey, Correction, Demand, GpuId, Record
 from carma.core.scheduling.gpu_view import Holder
-from carma.core.scheduling.sharing_model import Mechanism, by_size, progress_rates, typical
+from carma.core.scheduling.sharing_model import Mechanism, by_size, demanding, progress_rates, typical
 
 CLEARLY_LESS = 0.85  # observed / predicted progress below which the observation counts; predictions vary as much
 ROUNDING = 1.0 + 1e-9  # factor beyond rounding errors
@@ -26,9 +26,11 @@ class Terms(Record, frozen=True):
     mechanism: Mechanism
     worst_case: bool = False  # a task of unknown demand counts as demanding for its memory size, not as typical
 
-    def demand_of(self, known: Demand | None, memory_mib: int) -> Demand:
+    def demand_of(self, known: Demand | None, memory_mib: int, same_command: Demand | None = None) -> Demand:
         if known is not None:
             return known
+        if same_command is not None:
+            return demanding(same_command) if self.worst_case else same_command
         return by_size(memory_mib) if self.worst_case else typical(memory_mib)
 
 
@@ -100,7 +102,7 @@ def baseline(gpus: Sequence[Sequence[Holder]], at: float, terms: Terms) -> Basel
             if holder.key not in places:
                 places[holder.key] = len(holders)
                 holders.append(holder)
-        return [(places[holder.key], terms.demand_of(holder.demand, holder.counted_mib)) for holder in sharing]
+        return [(places[holder.key], _held(holder, terms)) for holder in sharing]
 
     groups = [group(sharing) for sharing in gpus]
     here = len(holders)
@@ -151,7 +153,11 @@ def _together(ask: Ask, there: Baseline, terms: Terms) -> tuple[list[Sharer], li
 
 
 def asked_of(ask: Ask, terms: Terms) -> Demand:
-    return terms.demand_of(ask.demand, ask.memory_mib)
+    return terms.demand_of(ask.demand, ask.memory_mib, ask.same_command)
+
+
+def _held(holder: Holder, terms: Terms) -> Demand:
+    return terms.demand_of(holder.demand, holder.counted_mib, holder.same_command)
 
 
 def progress_ratio(members: Sequence[Sharer], rates: Sequence[float]) -> float:
@@ -188,7 +194,7 @@ def demand_of(holder: Holder) -> Demand:
 
 def sharer_of(holder: Holder, now: float, terms: Terms) -> Sharer:
     progress = holder.progress
-    demand = terms.demand_of(holder.demand, holder.counted_mib)
+    demand = _held(holder, terms)
     if progress is None:
         return Sharer(demand, inf, correction=holder.correction)
     alone_s = inf if progress.alone_s is None else progress.alone_s

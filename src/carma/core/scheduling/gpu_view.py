@@ -46,6 +46,7 @@ class Holder(Record, frozen=True, kw_only=True):
     end_doubt: EndDoubt | None = None  # None: by its time limit, its estimated run time, or a request to leave
     demand: Demand | None = None  # of the task alone; None: unknown
     correction: Correction | None = None  # learned of its command
+    same_command: Demand | None = None  # observed of another task with the same command, where `demand` is unknown
     progress: Progress | None = None  # None: it has not started
     other_gpus: tuple[OtherGpu, ...] = ()  # only for policies that define `objection`
 

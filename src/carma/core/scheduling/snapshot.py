@@ -18,7 +18,7 @@ from carma.core.model.values import AttemptKey, Booking, Confinement, Gpu, GpuId
 from carma.core.scheduling.gpu_view import MAX_JOINT_GPUS, EndDoubt, GpuView, Holder, OtherGpu, Progress, room_mib
 from carma.core.state import EARLY_S, SERVER, State
 from carma.core.telemetry.measurements import HIDDEN_MIB, AttemptOnGpu, Live, Track
-from carma.core.telemetry.pace import belief, correction_of
+from carma.core.telemetry.pace import belief, correction_of, observed_of_command
 from carma.core.telemetry.slowed import changes_at, limit, slowed_on
 
 
@@ -150,6 +150,7 @@ def _holder(state: State, gpu: Gpu, live: Live, key: AttemptKey, now: float) -> 
         end_doubt=end_doubt,
         demand=demand,
         correction=correction_of(state, task, demand),
+        same_command=observed_of_command(state, task) if demand is None else None,
         progress=_progress(task, track, gpu.id, live.activity_ratio),
         other_gpus=_beside(state, key, gpu.id),
     )

@@ -29,13 +29,13 @@ MOST_OBJECTIONS = 4096  # requirements whose objections are remembered for one G
 
 OverCap = tuple[Metric, float, float]  # a metric, its value, and the cap that it reaches
 Requirement = tuple[
-    int, bool, float | None, Demand | None, int, float, bool
+    int, bool, float | None, Demand | None, int, float, bool, Demand | None
 ]  # all of an `Ask` that a policy may look at
 
 
 def requirement_of(ask: Ask) -> Requirement:
     """Tasks with the same requirement get the same verdict from the same GPU."""
-    return (ask.memory_mib, ask.alone, ask.alone_s, ask.demand, ask.gpus, ask.at, ask.idle_only)
+    return (ask.memory_mib, ask.alone, ask.alone_s, ask.demand, ask.gpus, ask.at, ask.idle_only, ask.same_command)
 
 
 class Candidate(Record, frozen=True, kw_only=True, eq=False):

@@ -76,6 +76,13 @@ class ObservedDemand:
             self.gr_active = before + (shown.gr_active - before) * weight
         return before_s < enough_s <= self.seconds
 
+    def adopt(self, demand: Demand, factor: float, enough_s: float) -> None:
+        """Continue with what was observed of another task with the same command, times `factor`."""
+        self.seconds = max(self.seconds, enough_s)
+        self.sm_active = min(1.0, factor * demand.sm_active)
+        self.sm_occupancy = min(1.0, factor * demand.sm_occupancy)
+        self.dram_active = min(1.0, factor * demand.dram_active)
+
     def restore(self, demand: Demand) -> None:
         """Continue with the figure from before a restart."""
         self.seconds = FADES_S

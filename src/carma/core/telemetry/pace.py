@@ -29,6 +29,8 @@ IDLE_RELATIVE = 0.25  # a task on several GPUs leaves a GPU idle below this part
 NO_DEMAND = Demand(0.0, 0.0, 0.0, 0.0, 0.0)  # of a GPU that the task leaves idle; such a GPU does not slow it down
 LEAST_RATIO = 0.05  # minimum of observed / predicted activity, so that a task that waits for data is never stopped
 MAX_COMMANDS = 16_384  # whose digests are remembered
+MOST_COMMANDS = 1024  # commands whose observed demand is remembered
+POOL_ROUNDS = 4  # the rate and the demand that follow from each other then change by less than 1 %
 MOST_S = 15.0  # maximum weight of one sample, however long ago the previous one was
 
 
@@ -49,6 +51,24 @@ def belief(task: Task, seen: AttemptOnGpu | None) -> Demand | None:
         if attempt.alone is not None:
             return attempt.alone.demand
     return None
+
+
+def observed_of_command(state: State, task: Task) -> Demand | None:
+    """The demand that was observed of another task with the same command. Tasks on several GPUs have none: they may
+    leave some of them idle."""
+    return state.commands.get(command_of(task)) if task.spec.gpus == 1 else None
+
+
+def _note_command(state: State, member: Member) -> None:
+    """Keep the demand that was observed of the task for others with the same command, also after its end."""
+    task = state.tasks[member.key.task]
+    if task.spec.gpus > 1:
+        return
+    command = command_of(task)
+    state.commands.pop(command, None)
+    if len(state.commands) >= MOST_COMMANDS:
+        del state.commands[next(iter(state.commands))]
+    state.commands[command] = member.seen.solo.demand
 
 
 def _predicted(task: Task) -> bool:
@@ -103,6 +123,11 @@ def regroup(state: State, gpus: Iterable[GpuId], now: float) -> None:
             correction_of(state, state.tasks[key.task], demand)
             for (key, _), demand in zip(tracks, demands, strict=True)
         ]
+        if len({command_of(state.tasks[key.task]) for key, _ in tracks}) == 1:
+            demands = [
+                demand or observed_of_command(state, state.tasks[key.task])
+                for demand, (key, _) in zip(demands, tracks, strict=True)
+            ]
         rates = progress_rates(demands, mechanism_of(state.rules), corrections=corrections)
         for (_, track), rate in zip(tracks, rates, strict=True):
             track.rates[gpu] = rate
@@ -132,12 +157,15 @@ def follow(
 ) -> None:
     """Learn from a span of `s` seconds that ends with the sample. `shares` are shares of the GPU's activity."""
     s = min(s, MOST_S)
-    learnt = False
+    learnt: list[Member] = []
+    one_command = len(present) > 1 and _of_one_command(state, present, sample.at)
+    if one_command:
+        shares = [sum(shares) / len(shares)] * len(shares)
     rates = [member.track.rate for member in present]  # the slowest GPU of an attempt slows it down on all of them
     if len(present) == 1 and not foreign and rates[0] >= 1.0:
         seen = present[0].seen
-        if _calm(seen, sample.at):
-            learnt = seen.solo.see(sample, 1.0, s, alone=True, enough_s=BELIEVED_S)
+        if _calm(seen, sample.at) and seen.solo.see(sample, 1.0, s, alone=True, enough_s=BELIEVED_S):
+            learnt.append(present[0])
     elif present:
         if len(present) > 1:  # an attempt slowed down on another GPU tells nothing about neighbours here
             _compare(state, live, present, rates, foreign, sample, s)
@@ -146,9 +174,39 @@ def follow(
         for member, share, rate in zip(present, shares, rates, strict=True) if sample.bound is None else ():
             if _calm(member.seen, sample.at) and member.seen.solo.alone_s < BELIEVED_S:
                 part = share / rate
-                learnt = member.seen.solo.see(sample, part, s, alone=False, enough_s=BELIEVED_S) or learnt
+                if member.seen.solo.see(sample, part, s, alone=False, enough_s=BELIEVED_S):
+                    learnt.append(member)
     if learnt and len(present) > 1:
+        if one_command:
+            _pool(state, present, learnt[0], sample)
+        else:
+            regroup(state, (sample.gpu,), sample.at)
+    for member in learnt:
+        if one_command or member.seen.solo.alone_s >= BELIEVED_S:
+            _note_command(state, member)
+
+
+def _of_one_command(state: State, present: Sequence[Member], at: float) -> bool:
+    """Whether the attempts have the same command, none is starting up, and what is known of them was observed beside
+    neighbours: they then have equal parts of what the GPU shows."""
+    tasks = [state.tasks[member.key.task] for member in present]
+    if len({command_of(task) for task in tasks}) > 1 or any(task.spec.gpus > 1 for task in tasks):
+        return False
+    estimated = any(task.estimate is not None and task.estimate.demand is not None for task in tasks)
+    return not estimated and all(one.seen.solo.alone_s == 0.0 and _calm(one.seen, at) for one in present)
+
+
+def _pool(state: State, present: Sequence[Member], learnt: Member, sample: GpuSample) -> None:
+    """Tasks with the same command have the same demand: their part of what the GPU shows, divided by the rate that
+    follows from this demand. Until now it was divided by the rate of tasks of unknown demand. Several demands may solve
+    this (heavy tasks in turns show no more than light ones): it begins with the one that is known, if any."""
+    observed, before = learnt.seen.solo.demand, learnt.track.rate
+    demand, factor = observed_of_command(state, state.tasks[learnt.key.task]) or observed, 1.0
+    for _ in range(POOL_ROUNDS):
+        for member in present:
+            member.seen.solo.adopt(demand, factor, BELIEVED_S)
         regroup(state, (sample.gpu,), sample.at)
+        demand, factor = observed, before / learnt.track.rate
 
 
 def _calm(seen: AttemptOnGpu, at: float) -> bool:
