@@ -20,13 +20,13 @@ from carma.launch.process import ProcessLauncher
 from carma.testing.launcher_contract import key, order_of, until, until_ended, until_running
 from tests.launch_orders import gone, shell, tidy
 
-# Counts into a file of its name for ever, while it starts and ends children all the time.
+# Counts into a file of its name for ten minutes, while it starts and ends children all the time.
 COUNTS = """
 import os, pathlib, sys, time
-name, count = sys.argv[1], 0
+name, count, ends_at = sys.argv[1], 0, time.monotonic() + 600.0
 if name == "escaped":
     os.setsid()
-while True:
+while time.monotonic() < ends_at:
     count += 1
     pathlib.Path(name + ".new").write_text(str(count))
     os.replace(name + ".new", name)

@@ -30,10 +30,16 @@ def _waits(task: TaskView) -> bool:
     return task.state in WAITING
 
 
+def _runs(task: TaskView, *, paused: bool) -> bool:
+    return task.state == "running" and (task.paused_at is not None) is paused
+
+
 ACTIONS = (
     Action("c", "cancel", "It will be stopped and not retried.", lambda task: task.state != "finished", Client.cancel),
     Action("h", "hold", "It will not start until released.", lambda task: _waits(task) and not task.held, Client.hold),
     Action("h", "release", "It may start again.", lambda task: _waits(task) and task.held, Client.release),
+    Action("p", "pause", "It stands still and keeps its memory.", lambda task: _runs(task, paused=False), Client.pause),
+    Action("p", "unpause", "It continues.", lambda task: _runs(task, paused=True), Client.unpause),
 )
 _NAMES = {
     key: [action.name for action in ACTIONS if action.key == key] for key in dict.fromkeys(a.key for a in ACTIONS)

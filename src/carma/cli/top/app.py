@@ -28,7 +28,7 @@ from carma.core.model.units import show_count
 from carma.errors import CarmaError
 from carma.wire.api_types import GpuView, TaskView
 
-KEYS = f"Enter open  / filter  s sort  {ACTION_KEYS}  z enlarge  ? help  q quit"
+KEYS = f"Enter open  / filter  s sort  {ACTION_KEYS}  z zoom  ? help  q quit"
 NOTICE_S = 6.0
 _OF_TABLES = ("filter", "end_filter", "sort", "reverse", "owner", "enlarge")
 MOST_MEMORY = 600  # points of a task's memory over time
