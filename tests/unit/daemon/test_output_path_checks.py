@@ -1,4 +1,4 @@
-"""Where output cannot go is said at submission, not when the task starts."""
+"""Where output cannot go, and scripts without an interpreter, are said at submission, not when the task starts."""
 
 from __future__ import annotations
 
@@ -62,3 +62,28 @@ def test_the_hint_tells_every_place_that_is_known(place: Path) -> None:
     with pytest.raises(NotRunnable) as refused:
         check(place, output="%N")
     assert all(f"%{letter} " in refused.value.hint for letter in "jAaxtu%")
+
+
+@pytest.mark.parametrize(
+    ("program", "path", "hint"),
+    [
+        ("train.py", "/bin:python-here", "did you mean: carma submit -- python train.py"),
+        ("./train.py", "/nowhere", "did you mean: carma submit -- python3 ./train.py"),
+        ("my train.py", "/nowhere", "did you mean: carma submit -- python3 'my train.py'"),
+        ("train.sh", "/nowhere", "did you mean: carma submit train.sh"),
+        ("./train.sh", "/nowhere", "did you mean: carma submit ./train.sh"),
+        ("./file", "/nowhere", "chmod +x "),
+        ("other.py", "/nowhere", "give its full path"),
+    ],
+)
+def test_a_script_without_its_interpreter_gets_the_command_that_runs_it(
+    place: Path, program: str, path: str, hint: str
+) -> None:
+    for script in ("train.py", "my train.py", "train.sh"):
+        (place / script).write_text("")
+    (place / "python-here").mkdir()
+    (place / "python-here" / "python").symlink_to("/bin/sh")
+    environment = {"PATH": path.replace("python-here", str(place / "python-here"))}
+    with pytest.raises(NotRunnable) as caught:
+        check_runnable(TaskSpec(command=(program,), directory=str(place), environment=environment))
+    assert caught.value.hint.startswith(hint)

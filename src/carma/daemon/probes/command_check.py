@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import stat
 from collections.abc import Iterator
 
@@ -82,14 +83,17 @@ def _check_program(spec: TaskSpec) -> None:
         if os.access(path, os.X_OK):
             return
         denied = denied or path
-    raise _refusal(program, spec.directory, denied)
+    raise _refusal(spec, denied)
 
 
-def _refusal(program: str, directory: str, denied: str) -> NotRunnable:
+def _refusal(spec: TaskSpec, denied: str) -> NotRunnable:
     """`denied`: the first file of that name that the user may not execute."""
+    program, directory = spec.command[0], spec.directory
+    hint = _script_hint(spec)
     if denied:
-        return NotRunnable(f"{denied} is not executable for you", f"chmod +x {denied}, or name its interpreter first")
-    hint = _form_hint(program)
+        hint = hint or f"chmod +x {denied}, or name its interpreter first"
+        return NotRunnable(f"{denied} is not executable for you", hint)
+    hint = hint or _form_hint(program)
     if program.startswith("/"):
         return NotRunnable(f"the program {program} does not exist", hint)
     if "/" in program:
@@ -98,6 +102,17 @@ def _refusal(program: str, directory: str, denied: str) -> NotRunnable:
         f"the program {program!r} is not in any directory of PATH",
         hint or "give its full path, or activate the environment that has it before you submit",
     )
+
+
+def _script_hint(spec: TaskSpec) -> str:
+    """How to submit a script that was named without its interpreter; empty for other programs."""
+    script = spec.command[0]
+    if not os.path.isfile(os.path.join(spec.directory, script)):
+        return ""
+    if script.endswith(".py"):
+        has_python = shutil.which("python", path=spec.environment.get("PATH", os.defpath))
+        return f"did you mean: carma submit -- {'python' if has_python else 'python3'} {shlex.quote(script)}"
+    return f"did you mean: carma submit {shlex.quote(script)}" if script.endswith(".sh") else ""
 
 
 def _form_hint(program: str) -> str:
