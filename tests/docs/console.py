@@ -92,6 +92,7 @@ class Terminal:
         self.environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith("CARMA_")},
             "CARMA_HOME": str(home),
+            "PYTHON": str(programs / "python"),
             "PATH": f"{programs}:{os.environ.get('PATH', '/usr/bin:/bin')}",
             "COLUMNS": "100",
             "NO_COLOR": "1",

@@ -7,6 +7,7 @@ import re
 import shutil
 import stat
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,8 @@ NOT_IN_FILES = ("file", "stdin", "parsable", "as_json", "wait", "help", "words")
 EXAMPLE = "try: carma submit --gpu-mem 8GiB -- python train.py"
 FILES = "name a task file (.toml or .rad) or a script that exists"
 HELP = "`carma submit --help` lists the options"
+FRAMEWORKS = ("torch", "tensorflow", "jax")
+_PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 
 
 class Asked(NamedTuple):
@@ -64,16 +67,30 @@ def requests(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> list[S
     return made
 
 
-def note_missing_scripts(made: list[SubmitRequest]) -> None:
-    """For accepted tasks: a script may be written before its task starts."""
+def note_mistakes(made: list[SubmitRequest]) -> None:
+    """What is probably wrong with accepted tasks. A script may be written before its task starts."""
     for script in dict.fromkeys(missing for request in made if (missing := _missing_script(request.spec))):
         note(f"there is no file {script} now; the task fails unless it exists when the task starts")
+    for python in dict.fromkeys(own for request in made if (own := _own_python(request.spec))):
+        hint = "activate the environment of your script before you submit, or write the full path of its Python"
+        note(f"{python} is CARMA's own Python, which has no torch, tensorflow or jax: {hint}")
+
+
+def _own_python(spec: TaskSpec) -> str:
+    """The program if it is the Python of CARMA's environment, without a framework; otherwise an empty text."""
+    program = os.path.join(spec.directory, spec.command[0]) if "/" in spec.command[0] else spec.command[0]
+    is_ours = spec.command[1:2] == ("-m",) and "".join(spec.command[2:3]).partition(".")[0] == "carma"
+    if is_ours or not _PYTHON.fullmatch(program) or any(map(find_spec, FRAMEWORKS)):
+        return ""
+    found = shutil.which(program, path=spec.environment.get("PATH"))
+    own = os.path.realpath(os.path.dirname(sys.executable))
+    return found if found and os.path.realpath(os.path.dirname(found)) == own else ""
 
 
 def _missing_script(spec: TaskSpec) -> str:
     """The script of `python SCRIPT.py` if it does not exist; otherwise an empty text."""
     program, *rest = spec.command
-    if not re.fullmatch(r"(.*/)?python[0-9.]*", program):
+    if not _PYTHON.fullmatch(program):
         return ""
     words = iter(rest)
     for word in words:

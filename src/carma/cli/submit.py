@@ -14,7 +14,7 @@ from carma.cli.error_output import complain, is_closed, note
 from carma.cli.explain import entries_table
 from carma.cli.follow import wait_for
 from carma.cli.output import print_json, print_rich
-from carma.cli.submission import note_missing_scripts, requests
+from carma.cli.submission import note_mistakes, requests
 from carma.cli.task_flags import submit_flags
 from carma.cli.verb import command_verb
 from carma.cli.wording import tasks_text
@@ -85,7 +85,7 @@ def send(made: list[SubmitRequest]) -> list[SubmitAnswer]:
                 if ids := [task for answer in answers for task in answer.ids]:
                     note(f"submitted before the error: {tasks_text(ids)}")
                 raise
-    note_missing_scripts(made)
+    note_mistakes(made)
     return answers
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,14 @@ from carma.core.model.values import DEFAULT_NOTICES, Dependency, Notify, SaveSig
 from carma.errors import NeverFitsError, NoCapacity
 from carma.wire.api_types import SubmitRequest
 from tests.unit.cli.scripted_daemon import NOW, FakeDaemon, finished
+
+
+OWN_PYTHON = (  # the last two run a module of CARMA, and another program
+    (Path(sys.executable).name, "-c", "1"),
+    (sys.executable, __file__),
+    (sys.executable, "-m", "carma.vgpu.virtual_task"),
+    ("sh", "-c", "1"),
+)
 
 
 @pytest.fixture
@@ -82,6 +91,17 @@ def test_a_submission_that_is_surely_meant_otherwise_is_accepted_with_a_note(
 def test_usual_submissions_have_no_note(words: list[str]) -> None:
     result = call("submit", *words)
     assert (result.exit_code, result.stderr) == (0, "")
+
+
+@pytest.mark.usefixtures("daemon")
+def test_carmas_own_python_without_a_framework_has_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Path(sys.executable)
+    monkeypatch.setenv("PATH", f"{own.parent}:/bin")
+    monkeypatch.setattr("carma.cli.submission.FRAMEWORKS", ("no_such_framework",))
+    noted = ["carma: note: " in call("submit", "--", *words).stderr for words in OWN_PYTHON]
+    assert noted == [True, True, False, False]
+    monkeypatch.setattr("carma.cli.submission.FRAMEWORKS", ("no_such_framework", "click"))
+    assert call("submit", "--", own.name, "-c", "1").stderr == ""
 
 
 def test_a_refusal_has_no_note_about_a_missing_script(daemon: FakeDaemon) -> None:
