@@ -42,6 +42,7 @@ class Asked(NamedTuple):
     commands: tuple[tuple[str, ...], ...]
     environment: dict[str, str]
     places: tuple[str, ...] = ()  # of the commands in a list
+    name: str = ""  # of the task file or script, for tasks without a name
 
 
 def requests(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> list[SubmitRequest]:
@@ -162,7 +163,7 @@ def _from_words(ctx: click.Context, given: Flags, words: tuple[str, ...]) -> Ask
         return _from_toml(ctx, given, path)
     if "file" in given or task_file.is_script(path):
         flags = _from_directives(ctx, path)
-        return Asked({"name": path.stem, **flags, **given}, (task_file.script_command(path, words[1:]),), {})
+        return Asked({**flags, **given}, (task_file.script_command(path, words[1:]),), {}, name=path.stem)
     return Asked(given, (words,), {})
 
 
@@ -171,7 +172,7 @@ def _from_rad(given: Flags, path: Path) -> Asked:
     flags = _given({"gpus": task.gpus, "exclusive": task.exclusive or None, "gpu_memory_mib": task.memory_mib})
     if task.memory_mib is None:
         note(f"{path} has no measured memory (line 8): CARMA estimates it")
-    return Asked({"name": path.stem, **flags, **given}, (rad_file.in_environment(task),), {})
+    return Asked({**flags, **given}, (rad_file.in_environment(task),), {}, name=path.stem)
 
 
 def _from_toml(ctx: click.Context, given: Flags, path: Path) -> Asked:
@@ -186,7 +187,7 @@ def _from_toml(ctx: click.Context, given: Flags, path: Path) -> Asked:
     if not read.command:
         raise BadTaskFile(f"{path} has no command", 'add for example: command = ["python", "train.py"]')
     flags = _parsed(ctx, read.words, str(path))
-    return Asked({"name": path.stem, **flags, **given}, (read.command,), read.environment)
+    return Asked({**flags, **given}, (read.command,), read.environment, name=path.stem)
 
 
 def _from_directives(ctx: click.Context, path: Path) -> Flags:
@@ -232,7 +233,7 @@ def _request(asked: Asked, command: tuple[str, ...], chosen: dict[str, str]) -> 
     flags = asked.flags
     array = flags.get("array")
     return SubmitRequest(
-        spec=_spec(flags, command, chosen, asked.environment),
+        spec=_spec(asked, command, chosen),
         array=ArrayAsk(array.indices, array.at_once) if array else None,
         held=bool(flags.get("hold")),
         nonblock=bool(flags.get("nonblock")),
@@ -249,12 +250,14 @@ def _check_combination(flags: Flags) -> None:
         raise Usage("--checkpoint-grace needs --checkpoint-signal", "add for example --checkpoint-signal USR1")
 
 
-def _spec(flags: Flags, command: tuple[str, ...], chosen: dict[str, str], added: dict[str, str]) -> TaskSpec:
+def _spec(asked: Asked, command: tuple[str, ...], chosen: dict[str, str]) -> TaskSpec:
+    flags = asked.flags
     _check_combination(flags)
     fields = {name: flags[name] for name in TaskSpec.__struct_fields__ if name in flags and name != "array"}
     for name in ("name", "output", "error"):
         if name in fields:
             fields[name] = sweep.fill(fields[name], chosen)
+    fields.setdefault("name", sweep.task_name(asked.name, chosen))
     if flags.get("requeue") is False:
         fields.setdefault("max_oom_retries", 0)
     if "checkpoint_signal" in flags:
@@ -265,7 +268,7 @@ def _spec(flags: Flags, command: tuple[str, ...], chosen: dict[str, str], added:
     return TaskSpec(
         command=_checked(command),
         directory=_directory(flags.get("chdir")),
-        environment=_environment(flags.get("export"), added),
+        environment=_environment(flags.get("export"), asked.environment),
         umask=_umask(),
         **fields,
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from carma.errors import Usage
 
 MAX_TASKS = 10_000
+MAX_NAME = 200  # characters, as in the daemon
 
 
 def read_params(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -37,6 +38,12 @@ def combinations(
     for number, values in enumerate(itertools.product(*params.values())):
         chosen = dict(zip(params, values, strict=True))
         yield tuple(fill(word, {"i": str(number), **chosen}) for word in command), chosen
+
+
+def task_name(source: str, chosen: dict[str, str]) -> str:
+    """The name of a task that was given none: its file and its values, `train lr=1e-3`."""
+    name = " ".join([*filter(None, [source]), *(f"{param}={value}" for param, value in chosen.items())])
+    return "".join(char if char.isprintable() else "?" for char in name)[:MAX_NAME]
 
 
 def fill(text: str, values: dict[str, str]) -> str:

@@ -208,6 +208,17 @@ def test_a_bad_file_is_refused_and_nothing_is_sent(daemon: FakeDaemon, tmp_path:
     assert daemon.asked("submit") == []
 
 
+def test_the_name_of_a_task_of_a_sweep_has_its_values(daemon: FakeDaemon, tmp_path: Path) -> None:
+    script = tmp_path / "fit.sh"
+    script.write_text("#!/bin/sh\n")
+    params = ["--param", "lr=1e-3,a\tb", "--param", f"data={'x' * 300}"]
+    assert call("submit", *params[:2], "--param", "seed=1,2", "--", "env", "LR={lr}", "x", "{seed}").exit_code == 0
+    assert call("submit", *params, str(script), "{lr}", "{data}").exit_code == 0
+    names = [request.spec.name for request in daemon.asked("submit")]
+    assert names[:4] == ["lr=1e-3 seed=1", "lr=1e-3 seed=2", "lr=a?b seed=1", "lr=a?b seed=2"]
+    assert names[4:] == [f"fit lr={lr} data={'x' * 300}"[:200] for lr in ("1e-3", "a?b")]
+
+
 def test_sweeps_and_standard_input_make_one_task_each(daemon: FakeDaemon) -> None:
     result = call("submit", "--parsable", "--name", "lr-{lr}", "--param", "lr=1,2", "--", "train", "--lr={lr}")
     assert result.stdout.split() == ["1", "2"]
