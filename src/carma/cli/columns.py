@@ -38,16 +38,19 @@ def name_text(task: TaskView) -> str:
 
 
 def time_s(task: TaskView, now: float) -> float | None:
-    """Run time; for a waiting task the time since its submission or its last attempt; None if it never ran."""
+    """Run time; for a waiting task the time since its submission, its retry or its last attempt; None if it never
+    ran."""
     if task.state in WAITING:
         since = (task.attempts[-1].ended_at if task.attempts else None) or task.submitted_at
-        return round(max(0.0, now - since), 3)
+        return round(max(0.0, now - max(since, task.retried_at or since)), 3)
     ran = ran_s(task, now)
     return None if ran is None else round(ran, 3)
 
 
 def _waited_s(task: TaskView, now: float) -> float:
-    return round(max(0.0, (task.started_at or task.ended_at or now) - task.submitted_at), 3)
+    since = task.retried_at or task.submitted_at
+    started_at = task.started_at if (task.started_at or 0.0) >= since else None  # not that of an attempt before
+    return round(max(0.0, (started_at or task.ended_at or now) - since), 3)
 
 
 def _memory_mib(task: TaskView) -> int | None:
@@ -110,7 +113,7 @@ FIELDS: dict[str, TaskField] = {
     "st": _plain(Column("ST", state=True), lambda task: task.code, _STATES),
     "state": _plain(Column("STATE", state=True), lambda task: task.state, "state"),
     "time": _figure("TIME", time_s, show_s, "run time, or waiting time"),
-    "waited": _figure("WAITED", _waited_s, show_s, "time from submission to start"),
+    "waited": _figure("WAITED", _waited_s, show_s, "time from submission or retry to start"),
     "asks": _plain(Column("GPUS", right=True), asks_text, "number of GPUs and memory on each"),
     "want": _plain(Column("N", right=True), lambda task: str(task.gpus_wanted), "number of GPUs"),
     "gpus": _plain(Column("ON"), _gpus, "indices of the GPUs"),

@@ -363,7 +363,8 @@ def _moved(state: State, task: Task, event: e.TaskEvent) -> list[Command]:
             state.put(replace(task, status=replace(task.status, held=False)))
         case (e.TaskRetried(fresh=fresh), Finished()):
             learnt = None if fresh or task.plan is None else replace(task.plan, first=False)
-            state.put(replace(task, plan=learnt, counted_from=task.key.attempt, status=Queued(event.at)))
+            again = replace(task, plan=learnt, counted_from=task.key.attempt, retried_at=event.at)
+            state.put(replace(again, status=Queued(event.at)))
         case _:
             pass  # a late event
     return []

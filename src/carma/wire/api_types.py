@@ -164,6 +164,7 @@ class TaskView(Answer, frozen=True, kw_only=True):
     used_mib: int | None = None  # as in its newest attempt
     attempts: tuple[AttemptView, ...] = ()
     submitted_at: float = 0.0
+    retried_at: float | None = None  # the last retry by a user
     started_at: float | None = None
     ended_at: float | None = None
     begin_at: float | None = None

@@ -93,6 +93,7 @@ class Task(Record, frozen=True, kw_only=True):
     plan: Plan | None = None
     relief: Relief | None = None
     notices: tuple[Notice, ...] = ()  # to be sent
+    retried_at: float | None = None  # by the user, the last time
     counted_from: int = 0  # recovery does not count attempts up to this number (before a retry by the user)
 
     @property

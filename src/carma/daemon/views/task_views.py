@@ -115,6 +115,7 @@ def task_view(task: Task, context: ViewContext, why: Waiting | None) -> t.TaskVi
         needs_mib=_needs_mib(task, context),
         attempts=attempts,
         submitted_at=task.submitted_at,
+        retried_at=task.retried_at,
         ended_at=status.at if isinstance(status, s.Finished) else None,
         reserved_start_at=why.reserved_start_at if why is not None else None,
         idle_since=status.idle.since if isinstance(status, s.Running) and status.idle is not None else None,
