@@ -2,18 +2,21 @@
 
 1. `open_output`, `output_of` and `whole_output`: output in pieces. The daemon opens the files that it made itself. A
    file that the user named with --output is opened here, as that user.
-2. `follow` and `wait_for`: the task's state on stderr, its output as it appears, its end. Ctrl-C detaches; the task
+2. `both_now` and `both_of`: both streams, with a line where the stream changes.
+3. `follow` and `wait_for`: the task's state on stderr, its output as it appears, its end. Ctrl-C detaches; the task
    continues.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,6 +33,7 @@ POLL_S = 1.0
 OUTPUT_POLL_S = 0.2
 CHUNK = 64 * 1024
 TIMED_OUT = 124
+STREAMS = ("stdout", "stderr")
 _BEFORE = ("estimating", "queued", "recovering", "starting")
 _BRIEF = ("", "Estimating", "Starting")  # reasons that usually pass at once
 
@@ -150,16 +154,82 @@ def output_of(
             connection.failed(error)
 
 
+Pieces = Iterable[tuple[str, bytes]]  # with their streams
+
+
+def both_now(client: Client, view: TaskView, attempt: int | None, tail: int | None) -> Iterator[bytes]:
+    """stdout, then stderr: the files have no times."""
+    chosen = [each for each in view.attempts if attempt in (None, each.number)]
+    streams = STREAMS[:1] if chosen and _in_one_file(chosen[-1]) else STREAMS
+    return headed(
+        (stream, piece)
+        for stream in streams
+        for piece in open_output(client, view.id, stream=stream, attempt=attempt, tail=tail, follow=False).pieces
+    )
+
+
+def both_of(task: int, attempt: int, tail: int | None = None) -> Iterator[bytes]:
+    """One attempt's streams until it has ended: as they arrive, or one after the other if it has ended already."""
+    view = PersistentConnection(answered=True).ask(lambda client: client.task(task))
+    one_file = any(each.number == attempt and _in_one_file(each) for each in view.attempts)
+    outputs = [
+        ((stream, piece) for piece in output_of(task, attempt, stream, tail, quiet=stream == "stderr"))
+        for stream in (STREAMS[:1] if one_file else STREAMS)
+    ]
+    return headed(chain(*outputs) if has_ended(view, attempt) else as_they_arrive(outputs))
+
+
+def _in_one_file(attempt: AttemptView) -> bool:
+    return attempt.stdout != "" and attempt.stdout == attempt.stderr
+
+
+def as_they_arrive(outputs: Sequence[Pieces]) -> Iterator[tuple[str, bytes]]:
+    """Each output has its own thread, because a client serves one thread."""
+    arrived: queue.Queue[tuple[str, bytes] | Exception | None] = queue.Queue(maxsize=16)
+
+    def read(output: Pieces) -> None:
+        try:
+            for each in output:
+                arrived.put(each)
+        except Exception as error:
+            arrived.put(error)
+        else:
+            arrived.put(None)
+
+    for output in outputs:
+        threading.Thread(target=read, args=(output,), daemon=True).start()
+    left = len(outputs)
+    while left:
+        item = arrived.get()
+        if isinstance(item, Exception):
+            raise item
+        if item is None:
+            left -= 1
+        else:
+            yield item
+
+
+def headed(pieces: Pieces) -> Iterator[bytes]:
+    """A line `==> stderr <==` where the stream changes, as `tail` prints it; the first stream is stdout."""
+    current, last = STREAMS[0], b"\n"
+    for stream, piece in pieces:
+        if stream != current:
+            yield (b"" if last.endswith(b"\n") else b"\n") + f"==> {stream} <==\n".encode()
+        current, last = stream, piece
+        yield piece
+
+
 def whole_output(
-    task: int, stream: str, tail: int | None, quiet: bool = False, stop: Stop | None = None
+    task: int, stream: str | None, tail: int | None, quiet: bool = False, stop: Stop | None = None
 ) -> Iterator[bytes]:
-    """The newest attempt's output and that of all later attempts, until the task has ended."""
+    """The newest attempt's output and that of all later attempts, until the task has ended. `stream` None: both."""
     connection = PersistentConnection(quiet=quiet)
     view, shown = connection.ask(lambda client: client.task(task)), 0
     while True:
         following = [each.number for each in view.attempts if each.number > shown]
         for number in following if shown else following[-1:]:
-            yield from output_of(task, number, stream, tail if not shown else None, quiet, stop)
+            rest = tail if not shown else None
+            yield from output_of(task, number, stream, rest, quiet, stop) if stream else both_of(task, number, rest)
             shown = number
         if stop is not None and stop.is_set():
             return
@@ -216,7 +286,7 @@ def _until_started(connection: PersistentConnection, task: int, quiet: bool, sho
 def _copy_both(task: int, attempt: AttemptView, quiet: bool) -> None:
     """Copies both streams of one attempt. Each has its own thread, because a client serves one thread."""
     other = threading.Thread(target=_copy_stderr, args=(task, attempt.number), daemon=True)
-    if attempt.stderr != attempt.stdout or not attempt.stdout:
+    if not _in_one_file(attempt):
         other.start()
     copy(output_of(task, attempt.number, "stdout", quiet=quiet), sys.stdout.buffer)
     if other.ident is not None:

@@ -17,7 +17,7 @@ from carma.cli.output import spinner
 from carma.cli.up import _kind
 from carma.errors import NoGpus
 from carma.wire import api_types as t
-from tests.unit.cli.scripted_daemon import FakeDaemon, finished, gpu_view, task_view
+from tests.unit.cli.scripted_daemon import FakeDaemon, finished, gpu_view, running, task_view
 
 
 @pytest.fixture
@@ -69,10 +69,12 @@ def test_work_that_takes_long_is_announced_without_a_terminal(
             [],
             "task 1 cancelled by bob before it started",
         ),
-        (finished(1), [], "stdout is empty; `carma logs --stderr 1` prints the other stream"),
-        (finished(1), ["--stderr"], "stderr is empty; `carma logs 1` prints the other stream"),
+        (finished(1), [], "task 1 has printed nothing"),
+        (running(1), [], "task 1 has printed nothing yet"),
+        (finished(1), ["--stdout"], "stdout is empty; `carma logs 1` prints both streams"),
+        (finished(1), ["--stderr"], "stderr is empty; `carma logs 1` prints both streams"),
     ],
-    ids=["waits", "never ran", "stdout", "stderr"],
+    ids=["waits", "never ran", "nothing", "nothing yet", "stdout", "stderr"],
 )
 def test_logs_say_why_there_are_none(daemon: FakeDaemon, view: t.TaskView, words: list[str], told: str) -> None:
     daemon.tasks = {1: view}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from carma.cli import ALIASES, VERBS, carma
+from carma.cli import ALIASES, VERBS, carma, follow
 from carma.errors import NotAllowed, WrongState
 from carma.wire import api_types as t
 from tests.unit.cli.scripted_daemon import NOW, SERVER, FakeDaemon, finished, gpu_view, running, task_view
@@ -183,9 +184,44 @@ def test_an_empty_queue_is_reported_on_stderr(daemon: FakeDaemon) -> None:
 def test_logs_are_passed_on_byte_for_byte(daemon: FakeDaemon) -> None:
     daemon.tasks = {1: finished(1)}
     daemon.output = {"stdout": b"\x00\xff out\r\n", "stderr": b"err"}
-    assert call("logs", "1").stdout_bytes == b"\x00\xff out\r\n"
+    assert call("logs", "--stdout", "1").stdout_bytes == b"\x00\xff out\r\n"
     assert call("logs", "--stderr", "-n", "3", "--attempt", "1", "1").stdout_bytes == b"err"
     assert daemon.requests[-1][2] == {"stream": "stderr", "attempt": "1", "tail": "3"}
+
+
+@pytest.mark.parametrize("words", [("1",), ("--attempt", "1", "1"), ("-f", "1"), ("-f", "--attempt", "1", "1")])
+def test_logs_have_both_streams_with_a_line_between_them(daemon: FakeDaemon, words: tuple[str, ...]) -> None:
+    daemon.tasks = {1: finished(1)}
+    daemon.output = {"stdout": b"\xff out", "stderr": b"Traceback\n"}
+    assert call("logs", *words).stdout_bytes == b"\xff out\n==> stderr <==\nTraceback\n"
+    daemon.output["stderr"] = b""
+    assert call("logs", *words).stdout_bytes == b"\xff out"
+    view = finished(1)
+    one_file = msgspec.structs.replace(view.attempts[0], stderr=view.attempts[0].stdout)
+    daemon.tasks = {1: msgspec.structs.replace(view, attempts=(one_file,))}
+    daemon.output["stderr"] = daemon.output["stdout"]
+    assert call("logs", *words).stdout_bytes == b"\xff out"
+
+
+def test_streams_that_are_followed_are_mixed_as_they_arrive() -> None:
+    begun, failed = threading.Event(), threading.Event()
+
+    def stdout() -> Iterator[tuple[str, bytes]]:
+        yield "stdout", b"step 1"
+        assert failed.wait(60)
+        yield "stdout", b"step 2\n"
+
+    def stderr() -> Iterator[tuple[str, bytes]]:
+        assert begun.wait(60)
+        yield "stderr", b"warning\n"
+
+    found = b""
+    for piece in follow.headed(follow.as_they_arrive([stdout(), stderr()])):
+        found += piece
+        begun.set()
+        if b"warning" in found:
+            failed.set()
+    assert found == b"step 1\n==> stderr <==\nwarning\n==> stdout <==\nstep 2\n"
 
 
 def test_output_in_a_file_of_the_user_is_read_by_the_user(daemon: FakeDaemon, tmp_path: Path) -> None:
