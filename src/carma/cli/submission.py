@@ -191,11 +191,14 @@ def _from_toml(ctx: click.Context, given: Flags, path: Path) -> Asked:
 
 
 def _from_directives(ctx: click.Context, path: Path) -> Flags:
-    """The options in `#CARMA` and `#SBATCH` lines. Unknown Slurm options are skipped."""
+    """The options in `#CARMA` and `#SBATCH` lines. Unknown Slurm options are skipped. A script with `#SBATCH` lines
+    gets variables of Slurm."""
     flags: Flags = {}
     skipped: list[str] = []
     for directive in task_file.read_directives(path):
         where = f"{path}, line {directive.line} (#{directive.dialect})"
+        if directive.dialect == "SBATCH":
+            flags["slurm"] = {}
         try:
             flags.update(_parsed(ctx, directive.words, where))
         except _UnknownFlag as unknown:
@@ -263,6 +266,8 @@ def _spec(asked: Asked, command: tuple[str, ...], chosen: dict[str, str]) -> Tas
     if "checkpoint_signal" in flags:
         grace = (flags["checkpoint_grace"],) if "checkpoint_grace" in flags else ()
         fields["checkpoint"] = SaveSignal(flags["checkpoint_signal"], *grace)
+    if "slurm" in flags and "cpus_per_task" in flags:
+        fields["slurm"] = {"SLURM_CPUS_PER_TASK": flags["cpus_per_task"]}
     fields.setdefault("gpus", flags.get("gres", 1))
     fields.setdefault("priority", -flags.get("nice", 0))
     return TaskSpec(

@@ -6,6 +6,7 @@ framework, and the watchdog. A guard is listed only where it holds. The note say
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from msgspec.structs import replace
@@ -18,6 +19,7 @@ from carma.launch.attempt_cgroups import CgroupLimits
 from carma.launch.memory_caps import framework_caps, without_hoarding
 from carma.launch.mps import MpsServers
 from carma.launch.mps_control import PIPE_VARIABLE, MpsFailed
+from carma.launch.output_paths import program_name
 from carma.launch.process_tree import TOKEN_VARIABLE
 
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
@@ -28,7 +30,8 @@ NO_MPS_DIRECTORY = "/nonexistent/carma-mps"
 
 # A submission from inside another task or a Slurm job has its variables. Frameworks use them (a library that finds
 # SLURM_NTASKS starts a process group of that size), so they are removed. The array variables of Slurm get new
-# values: scripts written for sbatch read them, and no framework uses them. CUDA_MPS_ names the submitter's own MPS
+# values: scripts written for sbatch read them, and no framework uses them. A script with #SBATCH lines gets more of them
+# (`slurm_variables`), but never SLURM_NTASKS and SLURM_PROCID. CUDA_MPS_ names the submitter's own MPS
 # server and its limits: the server of a task is chosen at its launch.
 _REMOVED = (
     *("SLURM_", "SLURMD_", "SRUN_", "CUDA_MPS_", "CARMA_TASK_ID", "CARMA_ATTEMPT", "CARMA_RESTART_COUNT"),
@@ -169,4 +172,20 @@ def task_variables(order: LaunchOrder) -> dict[str, str]:
         array, index = str(order.spec.array.array), str(order.spec.array.index)
         own |= {"CARMA_ARRAY_ID": array, "CARMA_ARRAY_INDEX": index}
         own |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": index}
-    return own
+    return own if order.spec.slurm is None else {**own, **order.spec.slurm, **slurm_variables(order)}
+
+
+def slurm_variables(order: LaunchOrder) -> dict[str, str]:
+    """What a script for sbatch expects."""
+    job, host, spec = str(order.key.task), os.uname().nodename, order.spec
+    restarts = {"SLURM_RESTART_COUNT": str(order.key.attempt - 1)} if order.key.attempt > 1 else {}
+    return {
+        **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), job),
+        **dict.fromkeys(("SLURMD_NODENAME", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_SUBMIT_HOST"), host),
+        **dict.fromkeys(("SLURM_JOB_NUM_NODES", "SLURM_NNODES"), "1"),
+        "SLURM_JOB_NAME": spec.name or program_name(spec.command),
+        "SLURM_SUBMIT_DIR": spec.directory,
+        "SLURM_GPUS_ON_NODE": str(len(order.placement.gpus)),
+        "SLURM_JOB_GPUS": ",".join(str(gpu.index) for gpu in order.gpus),
+        **restarts,
+    }

@@ -42,6 +42,8 @@ def trial_environment(request: EstimateRequest, steps: int) -> dict[str, str]:
     if spec.array is not None:  # scripts choose by it what they train
         own |= {"CARMA_ARRAY_INDEX": str(spec.array.index), "SLURM_ARRAY_TASK_ID": str(spec.array.index)}
         own |= {"CARMA_ARRAY_ID": str(spec.array.array), "SLURM_ARRAY_JOB_ID": str(spec.array.array)}
+    if spec.slurm is not None:
+        own |= {**spec.slurm, "SLURM_JOB_ID": str(request.task), "SLURM_SUBMIT_DIR": spec.directory}
     path = own.get("PYTHONPATH", "")
     return {
         **own,

@@ -169,6 +169,14 @@ def test_a_script_is_read_and_the_command_line_beats_it(
     assert (spec.gpus, spec.gpu_memory_mib, spec.time_limit_s, spec.name) == (1, 8192, 300.0, "train")
 
 
+def test_only_a_script_with_sbatch_lines_gets_the_variables_of_slurm(daemon: FakeDaemon, tmp_path: Path) -> None:
+    for text in ("#SBATCH -c 4\n", "#SBATCH -J x\n", "#CARMA -J x\n"):
+        (tmp_path / "train.sh").write_text(f"#!/bin/sh\n{text}")
+        assert call("submit", str(tmp_path / "train.sh")).exit_code == 0
+    found = [request.spec.slurm for request in daemon.asked("submit")]
+    assert found == [{"SLURM_CPUS_PER_TASK": "4"}, {}, None]
+
+
 def test_unknown_sbatch_lines_are_skipped_aloud_unknown_carma_lines_are_not(daemon: FakeDaemon, tmp_path: Path) -> None:
     path = tmp_path / "train.sh"
     path.write_text("#!/bin/sh\n#SBATCH --constraint=a100\n#SBATCH -J x\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from msgspec.structs import replace
 
@@ -9,6 +11,7 @@ from carma.core.model.values import ArrayPlace, Owner, TaskId
 from carma.core.ports import LaunchOrder
 from carma.launch.confinement import task_environment
 from carma.launch.output_paths import before_placeholders, named_outputs, unknown_placeholder
+from carma.testing.builders import gpu
 from carma.testing.launcher_contract import order_of
 from tests.launch_orders import spec_of
 
@@ -76,6 +79,25 @@ def test_a_script_for_sbatch_finds_its_place_in_an_array_and_nothing_else_of_slu
     }
     outside = task_environment(order_of(spec_of("true", environment=own)), {})
     assert not [name for name in outside if name.startswith("SLURM")]
+
+
+def test_a_script_with_sbatch_lines_gets_the_variables_of_a_job_but_none_of_a_process_group() -> None:
+    own = {"SLURM_NTASKS": "8", "SLURM_PROCID": "3", "SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "64"}
+    slurm = {"SLURM_CPUS_PER_TASK": "4", "SLURM_JOB_ID": "2"}
+    spec = spec_of("/bin/sh", "/d/train.sh", environment=own, directory="/d", slurm=slurm)
+    inside = task_environment(replace(order_of(spec, 43, 2), gpus=(gpu(3),)), {})
+    assert {name: value for name, value in inside.items() if name.startswith("SLURM")} == {
+        **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), "43"),
+        **dict.fromkeys(
+            ("SLURMD_NODENAME", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_SUBMIT_HOST"), os.uname().nodename
+        ),
+        **dict.fromkeys(("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_RESTART_COUNT"), "1"),
+        "SLURM_JOB_NAME": "train.sh",
+        "SLURM_SUBMIT_DIR": "/d",
+        "SLURM_GPUS_ON_NODE": "1",
+        "SLURM_JOB_GPUS": "3",
+        "SLURM_CPUS_PER_TASK": "4",
+    }
 
 
 def expand(template: str, order: LaunchOrder) -> str | None:

@@ -120,6 +120,7 @@ class TaskSpec(Record, frozen=True, kw_only=True):
     progress: bool = True  # whether its optimizer steps are counted
     pause: bool = True  # whether CARMA itself may pause it; its user always may
     notify: Notify | None = None
+    slurm: dict[str, str] | None = None  # of a script for sbatch: variables of Slurm besides those of its launch
 
 
 class Demand(Record, frozen=True, omit_defaults=True):

@@ -140,10 +140,10 @@ def _moment(at: float) -> str:
 def _check_strings(spec: TaskSpec) -> None:
     if not spec.command or not spec.command[0]:
         raise Usage("the command is empty", "write the command after `--`: carma submit -- python train.py")
-    for key in spec.environment:
+    for key in chain(spec.environment, spec.slurm or ()):
         if not key or "=" in key:
             raise Usage(f"{key!r} cannot be the name of an environment variable")
-    pairs = [f"{key}={value}" for key, value in spec.environment.items()]
+    pairs = [f"{key}={value}" for key, value in chain(spec.environment.items(), (spec.slurm or {}).items())]
     paths = [path for path in (spec.directory, spec.output, spec.error) if path is not None]
     for text in chain(spec.command, pairs, paths, (spec.name, spec.comment)):
         if "\0" in text:
