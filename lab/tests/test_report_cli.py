@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,19 @@ def test_pictures_and_the_page_are_named_on_standard_error() -> None:
     written = result.stderr.split()
     assert written == ["drawn/spread.png", "drawn/spread.svg", "drawn/gantt.png", "drawn/gantt.svg", "two.html"]
     assert all(Path(name).stat().st_size > 1_000 for name in written)
+
+
+@pytest.mark.parametrize("option", ["--out", "--html"])
+@pytest.mark.parametrize("words", [("compare", "one.json", "two.json"), ("run-report", "one.json")])
+def test_without_matplotlib_the_tables_come_before_the_hint(
+    words: tuple[str, ...], option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = told(*words)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = typed(*words, option, "drawn")
+    assert (result.exit_code, result.stdout) == (1, tables)
+    assert "pip install matplotlib" in result.stderr
+    assert not Path("drawn").exists()
 
 
 @pytest.mark.parametrize(

@@ -40,24 +40,22 @@ class ReportOutput(NamedTuple):
     def write(
         self, found: object, pictures: Sequence[Picture], page: Callable[[], str], show: Callable[[], None]
     ) -> None:
-        """`show` prints the tables on the terminal."""
-        written: list[Path] = []
-        if self.out is not None:
-            from carma_lab.reports.drawing import save
-
-            written += save(pictures, self.out)
-        if self.html is not None:
-            from carma_lab.reports.pages import write_text
-
-            written.append(write_text(page(), self.html))
+        """`show` prints the tables on the terminal: before the pictures, which need matplotlib."""
         if self.as_json:
             from carma.cli.output import print_json
 
             print_json(found)
         elif self.html != STDOUT:
             show()
-        for path in written:
-            say_written(str(path))
+        if self.out is not None:
+            from carma_lab.reports.drawing import save
+
+            for path in save(pictures, self.out):
+                say_written(str(path))
+        if self.html is not None:
+            from carma_lab.reports.pages import write_text
+
+            say_written(str(write_text(page(), self.html)))
 
 
 def report_flags(function: Callable[..., Any]) -> Callable[..., Any]:
