@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from carma.cli.columns import choose, print_csv, print_tasks
+from carma.cli.completion_items import column_items
 from carma.cli.connection import connect
 from carma.cli.option_types import non_empty, since_at, since_flag, whole
 from carma.cli.output import print_json
@@ -31,7 +32,9 @@ carma history --json             for programs
 @since_flag("Tasks that ended after TIME: 2h, 7d, today, 2026-01-31.")
 @click.option("-s", "--state", metavar="OUTCOME", help="Tasks with this outcome: succeeded, failed, out_of_memory, ...")
 @click.option("-n", "--limit", type=whole(1), default=20, help="Maximum number of tasks (default 20).")
-@click.option("-o", "--format", "columns", type=non_empty("A,B"), help="Columns, as for `carma queue`.")
+@click.option(
+    "-o", "--format", "columns", type=non_empty("A,B"), shell_complete=column_items, help="Columns, as for `carma queue`."
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 @table_flags
 def command(
@@ -40,7 +43,7 @@ def command(
     """Finished tasks, newest first.
 
     ST: CD succeeded, F failed, OOM out of memory, CA cancelled, TO time limit, LF launch failed, LO lost, DI disrupted
-    (its MPS server or GPU failed), NF never fits. TIME: run time. WAITED: time from submission to start. PEAK: maximum
+    (its MPS server or GPU failed), NF never fits. TIME: run time. WAITED: time from submission or retry to start. PEAK: maximum
     memory on a GPU. ENERGY: energy of all attempts above idle power. The reason of a failure is at the end of the row
     or below it. `carma report` has totals. --wide adds STEPS, STEP/S (optimizer steps, per second) and SLOWDOWN: time
     taken / time alone, ~ if it is inferred from activity.

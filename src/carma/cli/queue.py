@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from carma.cli.columns import choose, print_tasks
+from carma.cli.completion_items import column_items
 from carma.cli.connection import connect
 from carma.cli.error_output import note
 from carma.cli.option_types import non_empty, whole
@@ -29,7 +30,9 @@ carma queue --json              for programs
 @user_flags
 @click.option("-s", "--state", type=click.Choice(STATES), help="Tasks in this state only.")
 @click.option("-n", "--limit", type=whole(0), help=f"Maximum number of rows (default {MAX_ROWS:,}); 0: all.")
-@click.option("-o", "--format", "columns", type=non_empty("A,B"), help="Columns, see above.")
+@click.option(
+    "-o", "--format", "columns", type=non_empty("A,B"), shell_complete=column_items, help="Columns, see above."
+)
 @table_flags
 @watch_flag
 def command(owner: str | None, state: str | None, limit: int | None, columns: str | None, listing: Listing) -> None:

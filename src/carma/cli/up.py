@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from carma.cli.completion_items import policy_items
 from carma.cli.connection import connect
 from carma.cli.error_output import note
 from carma.cli.option_types import SIZE, Parsed, read_pairs, whole
@@ -34,7 +35,12 @@ POLICIES = "goodput, exclusive, round-robin, first-fit, best-fit, magm, lug, hor
 @verb("up", examples=EXAMPLES)
 @click.option("--virtual-gpus", type=whole(1), metavar="N", help="Number of virtual GPUs to use.")
 @click.option("--gpu-memory", type=SIZE, help="Memory of each virtual GPU (default 40GiB).")
-@click.option("--policy", metavar="NAME", help=f"Placement policy (default goodput): {POLICIES}.")
+@click.option(
+    "--policy",
+    metavar="NAME",
+    shell_complete=policy_items,
+    help=f"Placement policy (default goodput): {POLICIES}.",
+)
 @click.option("--speed", type=Parsed("X", parse_factor), help="Speed of virtual GPUs (default 1: real time).")
 @click.option("--detach", "-d", is_flag=True, help="Run in the background; return when the daemon serves.")
 @click.option("--config", "file", type=click.Path(path_type=Path), metavar="FILE", help="Settings file to use.")

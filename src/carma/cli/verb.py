@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from carma.cli.completion_items import task_id_items, task_name_items
 from carma.cli.option_types import ID, IDS, Function
 
 AFTER_DASHES = "carma.after_dashes"
@@ -75,7 +76,9 @@ def _flatten(_ctx: click.Context, _param: click.Parameter, value: tuple[list[int
 
 
 def task_ids(required: bool = True) -> Callable[[Function], Function]:
-    return click.argument("ids", nargs=-1, required=required, type=IDS, callback=_flatten, metavar="ID...")
+    return click.argument(
+        "ids", nargs=-1, required=required, type=IDS, callback=_flatten, metavar="ID...", shell_complete=task_id_items
+    )
 
 
 class Chosen(NamedTuple):
@@ -95,14 +98,17 @@ def chosen_tasks(which: str) -> Callable[[Callable[..., Any]], Callable[..., Any
         def command(*, ids: list[int], name: str | None, everything: bool, **given: Any) -> Any:
             return function(Chosen(which, ids, name, everything), **given)
 
-        command = click.option("-n", "--name", metavar="NAME", help="Select tasks by name.")(command)
+        by_name = click.option(
+            "-n", "--name", metavar="NAME", shell_complete=task_name_items, help="Select tasks by name."
+        )
+        command = by_name(command)
         command = click.option("--all", "everything", is_flag=True, help=f"All your {which}.")(command)
         return task_ids(required=False)(command)
 
     return decorate
 
 
-task_id = click.argument("task", type=ID, metavar="ID")
+task_id = click.argument("task", type=ID, metavar="ID", shell_complete=task_id_items)
 
 
 def json_flag(function: Function) -> Function:

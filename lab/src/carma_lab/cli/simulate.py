@@ -9,6 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from carma.cli.completion_items import policy_items
 from carma.cli.option_types import number, read_pairs, whole
 from carma.cli.verb import verb
 from carma.errors import Usage
@@ -28,7 +29,13 @@ WITH_FIDELITY = ("fidelity", "solo", "noise", "seed", "out", "force", "as_json")
 
 @verb("simulate", examples=EXAMPLES)
 @click.option("--trace", metavar="NAME", default="t1", help="Trace: t1, t2, mix, heavy, or a CSV file (t1).")
-@click.option("--policy", metavar="NAMES", default="goodput", help="Policy, or several separated by commas (goodput).")
+@click.option(
+    "--policy",
+    metavar="NAMES",
+    default="goodput",
+    shell_complete=policy_items,
+    help="Policy, or several separated by commas (goodput).",
+)
 @click.option("--gpus", type=whole(1, 65_536), default=4, metavar="N", help="Number of GPUs (4).")
 @click.option("--gpu", metavar="CARD", default="a100-40", help="Card: a100-40, a100-80 or h200 (a100-40).")
 @click.option(
