@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from carma.client import Client
@@ -43,7 +44,7 @@ class SubmittedTask:
         while True:
             left_s = PIECE_S if until is None else min(PIECE_S, max(0.0, until - time.monotonic()))
             try:
-                view = _ask(lambda client, left_s=left_s: client.wait(self.id, left_s))  # type: ignore[misc]
+                view = _ask(partial(Client.wait, task=self.id, timeout_s=left_s))
             except Unreachable:
                 gone_at = gone_at or time.monotonic()
                 if time.monotonic() - gone_at > MAX_ABSENCE_S:

@@ -46,26 +46,26 @@ def test_a_submission_has_the_directory_and_environment_of_the_program(
 
 
 def test_waiting_outlasts_a_restart_of_the_daemon_and_ends_at_its_timeout(daemon: FakeDaemon) -> None:
-    task = carma.SubmittedTask(1)
+    one = carma.SubmittedTask(1)
     daemon.tasks = {1: running(1)}
     with pytest.raises(TimeoutError, match="task 1 has not ended"):
-        task.wait(timeout_s=0.01)
+        one.wait(timeout_s=0.01)
     usual, asked = daemon.answer, 0
 
-    def answer(route: Route, which: int | None, query: dict[str, str], body: Any) -> Any:
+    def answer(route: Route, task: int | None, query: dict[str, str], body: Any) -> Any:
         nonlocal asked
         asked += route.name == "task"
         if asked in (2, 3):
             raise errors.Unreachable("no daemon listens")
         daemon.tasks[1] = running(1) if asked == 1 else finished(1, code=6)
-        return usual(route, which, query, body)
+        return usual(route, task, query, body)
 
     daemon.answer = answer  # type: ignore[method-assign]
-    assert (task.wait().exit_code, task.view().state) == (6, "finished")
+    assert (one.wait().exit_code, one.view().state) == (6, "finished")
     assert asked > 4
     daemon.output = {"stdout": b"out \xff", "stderr": b"err"}
-    assert (task.logs(), task.logs("stderr")) == ("out \ufffd", "err")
-    task.cancel()
+    assert (one.logs(), one.logs("stderr")) == ("out \ufffd", "err")
+    one.cancel()
     assert len(daemon.asked("cancel")) == 1
 
 

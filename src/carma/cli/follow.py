@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import BinaryIO
 
@@ -172,9 +172,9 @@ def both_of(task: int, attempt: int, tail: int | None = None) -> Iterator[bytes]
     """One attempt's streams until it has ended: as they arrive, or one after the other if it has ended already."""
     view = PersistentConnection(answered=True).ask(lambda client: client.task(task))
     one_file = any(each.number == attempt and _in_one_file(each) for each in view.attempts)
+    streams = STREAMS[:1] if one_file else STREAMS
     outputs = [
-        ((stream, piece) for piece in output_of(task, attempt, stream, tail, quiet=stream == "stderr"))
-        for stream in (STREAMS[:1] if one_file else STREAMS)
+        zip(repeat(stream), output_of(task, attempt, stream, tail, quiet=stream == "stderr")) for stream in streams
     ]
     return headed(chain(*outputs) if has_ended(view, attempt) else as_they_arrive(outputs))
 

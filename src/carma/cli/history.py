@@ -33,7 +33,12 @@ carma history --json             for programs
 @click.option("-s", "--state", metavar="OUTCOME", help="Tasks with this outcome: succeeded, failed, out_of_memory, ...")
 @click.option("-n", "--limit", type=whole(1), default=20, help="Maximum number of tasks (default 20).")
 @click.option(
-    "-o", "--format", "columns", type=non_empty("A,B"), shell_complete=column_items, help="Columns, as for `carma queue`."
+    "-o",
+    "--format",
+    "columns",
+    type=non_empty("A,B"),
+    shell_complete=column_items,
+    help="Columns, as for `carma queue`.",
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 @table_flags
@@ -42,11 +47,11 @@ def command(
 ) -> None:
     """Finished tasks, newest first.
 
-    ST: CD succeeded, F failed, OOM out of memory, CA cancelled, TO time limit, LF launch failed, LO lost, DI disrupted
-    (its MPS server or GPU failed), NF never fits. TIME: run time. WAITED: time from submission or retry to start. PEAK: maximum
-    memory on a GPU. ENERGY: energy of all attempts above idle power. The reason of a failure is at the end of the row
-    or below it. `carma report` has totals. --wide adds STEPS, STEP/S (optimizer steps, per second) and SLOWDOWN: time
-    taken / time alone, ~ if it is inferred from activity.
+    ST: CD succeeded, F failed, OOM out of memory, CA cancelled, TO time limit, LF launch failed, LO lost, DI
+    disrupted (its MPS server or GPU failed), NF never fits. TIME: run time. WAITED: time from submission or retry
+    to start. PEAK: maximum memory on a GPU. ENERGY: energy of all attempts above idle power. The reason of a
+    failure is at the end of the row or below it. `carma report` has totals. --wide adds STEPS, STEP/S (optimizer
+    steps, per second) and SLOWDOWN: time taken / time alone, ~ if it is inferred from activity.
     """
     usual = (*USUAL[:-1], *PROGRESS, USUAL[-1]) if listing.wide else USUAL
     names = choose(columns, usual, with_user=owner is not None, as_json=listing.as_json)

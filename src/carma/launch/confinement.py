@@ -29,10 +29,10 @@ THREADS_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 NO_MPS_DIRECTORY = "/nonexistent/carma-mps"
 
 # A submission from inside another task or a Slurm job has its variables. Frameworks use them (a library that finds
-# SLURM_NTASKS starts a process group of that size), so they are removed. The array variables of Slurm get new
-# values: scripts written for sbatch read them, and no framework uses them. A script with #SBATCH lines gets more of them
-# (`slurm_variables`), but never SLURM_NTASKS and SLURM_PROCID. CUDA_MPS_ names the submitter's own MPS
-# server and its limits: the server of a task is chosen at its launch.
+# SLURM_NTASKS starts a process group of that size), so they are removed. The array variables of Slurm get new values:
+# scripts written for sbatch read them, and no framework uses them. A script with #SBATCH lines gets more of them
+# (`slurm_variables`), but never SLURM_NTASKS and SLURM_PROCID. CUDA_MPS_ names the submitter's own MPS server and its
+# limits: the server of a task is chosen at its launch.
 _REMOVED = (
     *("SLURM_", "SLURMD_", "SRUN_", "CUDA_MPS_", "CARMA_TASK_ID", "CARMA_ATTEMPT", "CARMA_RESTART_COUNT"),
     *("CARMA_PREEMPTED", "CARMA_ARRAY_ID", "CARMA_ARRAY_INDEX", TOKEN_VARIABLE),

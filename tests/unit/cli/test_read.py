@@ -193,8 +193,8 @@ def test_logs_are_passed_on_byte_for_byte(daemon: FakeDaemon) -> None:
 @pytest.mark.parametrize("words", [("1",), ("--attempt", "1", "1"), ("-f", "1"), ("-f", "--attempt", "1", "1")])
 def test_logs_have_both_streams_with_a_line_between_them(daemon: FakeDaemon, words: tuple[str, ...]) -> None:
     daemon.tasks = {1: finished(1)}
-    daemon.output = {"stdout": b"\xff out", "stderr": b"Traceback\n"}
-    assert call("logs", *words).stdout_bytes == b"\xff out\n==> stderr <==\nTraceback\n"
+    daemon.output = {"stdout": b"\xff out", "stderr": b"failed\n"}
+    assert call("logs", *words).stdout_bytes == b"\xff out\n==> stderr <==\nfailed\n"
     daemon.output["stderr"] = b""
     assert call("logs", *words).stdout_bytes == b"\xff out"
     view = finished(1)
@@ -372,7 +372,12 @@ def completed(*words: str) -> list[str]:
 
 
 def test_ids_names_policies_and_columns_are_completed(daemon: FakeDaemon) -> None:
-    daemon.tasks = {7: running(7, name="fit"), 12: task_view(12, name="eval"), 13: finished(13), 8: running(8, name="fit")}
+    daemon.tasks = {
+        7: running(7, name="fit"),
+        12: task_view(12, name="eval"),
+        13: finished(13),
+        8: running(8, name="fit"),
+    }
     assert completed("cancel", "") == ["7", "12", "8"]
     assert completed("cancel", "1") == ["12"]
     assert completed("retry", "") == ["13"]

@@ -101,7 +101,7 @@ def test_a_daemon_that_never_answered_is_not_waited_for(daemon: Restarted, words
 
 
 def test_the_last_lines_of_nothing_are_nothing(daemon: Restarted) -> None:
-    daemon.output["stdout"] = b""
+    daemon.output["stdout"], daemon.missing = b"", 0
     result = call("logs", "-n", "0", "1")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
 

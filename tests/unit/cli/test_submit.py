@@ -18,7 +18,6 @@ from carma.errors import NeverFitsError, NoCapacity
 from carma.wire.api_types import SubmitRequest
 from tests.unit.cli.scripted_daemon import NOW, FakeDaemon, finished
 
-
 OWN_PYTHON = (  # the last two run a module of CARMA, and another program
     (Path(sys.executable).name, "-c", "1"),
     (sys.executable, __file__),
