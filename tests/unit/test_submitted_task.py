@@ -31,6 +31,7 @@ def test_a_submission_has_the_directory_and_environment_of_the_program(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MARK", "here")
+    umask = os.umask(0o027)
     first = carma.submit(["python", "train.py"], gpu_memory="12GiB", name="fit", time_limit_s=60.0)
     carma.submit(("true",), gpus=2, gpu_memory=900, environment={"A": "1"}, directory="sub", after=[first, 9])
     one, two = (request.spec for request in daemon.asked("submit"))
@@ -38,9 +39,7 @@ def test_a_submission_has_the_directory_and_environment_of_the_program(
     assert (one.environment["MARK"], one.gpu_memory_mib, one.name, one.time_limit_s) == ("here", 12_288, "fit", 60.0)
     assert (two.gpus, two.gpu_memory_mib, two.environment) == (2, 900, {"A": "1"})
     assert (two.directory, two.after) == (str(tmp_path / "sub"), (Dependency(TaskId(1)), Dependency(TaskId(9))))
-    umask = os.umask(0o022)
-    os.umask(umask)
-    assert (one.umask, two.umask) == (umask, umask)
+    assert (one.umask, two.umask, os.umask(umask)) == (0o027, 0o027, 0o027)
     with pytest.raises(TypeError, match=r"\['python', 'train.py'\]"):
         carma.submit("python train.py")
 

@@ -204,6 +204,24 @@ def test_logs_have_both_streams_with_a_line_between_them(daemon: FakeDaemon, wor
     assert call("logs", *words).stdout_bytes == b"\xff out"
 
 
+def test_both_streams_of_a_running_task_are_followed_at_once(daemon: FakeDaemon) -> None:
+    daemon.tasks, daemon.output = {1: running(1)}, {"stdout": b"out\n", "stderr": b"err\n"}
+    usual, asked, at_once = daemon.answer, 0, False
+
+    def answer(route: Any, task: int | None, query: dict[str, str], body: Any) -> Any:
+        nonlocal asked, at_once
+        asked += route.name == "task"
+        at_once = at_once or (query.get("stream") == "stderr" and daemon.tasks[1].state == "running")
+        if at_once or asked > 30:
+            daemon.tasks = {1: finished(1)}
+        return usual(route, task, query, body)
+
+    daemon.answer = answer  # type: ignore[method-assign]
+    lines = call("logs", "-f", "1").stdout.splitlines()
+    assert at_once
+    assert {"out", "err", "==> stderr <=="} <= set(lines)
+
+
 def test_streams_that_are_followed_are_mixed_as_they_arrive() -> None:
     begun, failed = threading.Event(), threading.Event()
 
