@@ -91,7 +91,7 @@ def command(
     given = (*words, "--", *after) if words and after is not None else words or after or ()
     options = msgspec.convert({**flags, "command": given}, Options)
     asked = question(options)
-    with view.progress(asked.request, quiet=as_json):
+    with view.progress(asked.request):
         found = asked.answers()
     view.print_found(found, asked.request, as_json=as_json, compare=options.compare)
     return 0 if any(view.is_estimate(answer) for answer in found) else 1

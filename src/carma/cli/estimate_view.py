@@ -44,9 +44,9 @@ def is_estimate(answer: EstimatorAnswer) -> bool:
     return isinstance(answer.result, Estimate)
 
 
-def progress(request: EstimateRequest, *, quiet: bool) -> AbstractContextManager[object]:
+def progress(request: EstimateRequest) -> AbstractContextManager[object]:
     command = safe(shlex.join(request.spec.command))[:60]
-    return spinner(f"trial run of {command} on an emulated GPU", quiet=quiet or not command)
+    return spinner(f"trial run of {command} on an emulated GPU", quiet=not command)
 
 
 def print_found(found: Sequence[EstimatorAnswer], request: EstimateRequest, *, as_json: bool, compare: bool) -> None:

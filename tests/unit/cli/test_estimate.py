@@ -17,6 +17,7 @@ from carma.core.model.values import Demand, Estimate
 from carma.core.ports import EstimateRequest
 from carma.trial.protocol import Context, Trial
 from carma.trial.report import TrialReport
+from tests.harness import until
 from tests.unit.cli.estimate_world import ANSWER, LOCAL, NAMES, SECOND, World, figures, printed
 
 
@@ -99,6 +100,26 @@ def test_without_a_gpu_a_note_names_the_assumed_model(world: World, capsys: pyte
 
 
 # What is answered
+
+
+def test_a_long_trial_run_is_announced_on_stderr_with_json_too(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carma.cli.output.ANNOUNCED_AFTER_S", 0.0)
+    seen = ""
+
+    def announced() -> bool:
+        nonlocal seen
+        seen += capsys.readouterr().err
+        return "carma: trial run of sh on an emulated GPU ..." in seen
+
+    def say(_context: Context, _request: EstimateRequest) -> Estimate:
+        until(announced, "the trial run is announced", 20)
+        return ANSWER
+
+    world.says["trace"] = say
+    assert main(["estimate", "--gpu", "h200", "--json", "--", "sh"]) == 0
+    assert json.loads(capsys.readouterr().out)["gpu"] == "NVIDIA H200"
 
 
 def test_json_has_the_promised_names(world: World, capsys: pytest.CaptureFixture[str]) -> None:
