@@ -172,14 +172,15 @@ def task_variables(order: LaunchOrder) -> dict[str, str]:
         array, index = str(order.spec.array.array), str(order.spec.array.index)
         own |= {"CARMA_ARRAY_ID": array, "CARMA_ARRAY_INDEX": index}
         own |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": index}
-    return own if order.spec.slurm is None else {**own, **order.spec.slurm, **slurm_variables(order)}
+    return own if order.spec.slurm is None else {**own, **slurm_variables(order, order.spec.slurm)}
 
 
-def slurm_variables(order: LaunchOrder) -> dict[str, str]:
-    """What a script for sbatch expects."""
+def slurm_variables(order: LaunchOrder, given: Mapping[str, str]) -> dict[str, str]:
+    """What a script for sbatch expects. `given` comes from the submitter, who must not choose GPUs by it."""
     job, host, spec = str(order.key.task), os.uname().nodename, order.spec
     restarts = {"SLURM_RESTART_COUNT": str(order.key.attempt - 1)} if order.key.attempt > 1 else {}
     return {
+        **{name: value for name, value in given.items() if name.startswith("SLURM_")},
         **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), job),
         **dict.fromkeys(("SLURMD_NODENAME", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_SUBMIT_HOST"), host),
         **dict.fromkeys(("SLURM_JOB_NUM_NODES", "SLURM_NNODES"), "1"),

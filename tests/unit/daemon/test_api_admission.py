@@ -79,6 +79,9 @@ REFUSED: list[tuple[dict[str, Any], type[errors.CarmaError]]] = [
     ({"warn": WarnSignal(10, -5.0)}, errors.Usage),
     ({"after": (Dependency(TaskId(99)),)}, errors.NotFound),
     ({"after": tuple(Dependency(TaskId(number)) for number in range(1, 1_002))}, errors.TooLarge),
+    ({"slurm": {"CUDA_VISIBLE_DEVICES": "0"}}, errors.Usage),
+    ({"slurm": {"SLURM_=X": "1"}}, errors.Usage),
+    ({"slurm": {"SLURM_X": "a\0b"}}, errors.Usage),
 ]
 
 
@@ -138,6 +141,7 @@ def test_an_array_that_cannot_work_is_refused(
         {"command": ("true", "x" * 100_000)},
         {"output": "x" * 4_000, "comment": "x" * 2_000, "name": "x" * 200, "command": ("true", "x" * 1_000)},
         {"after": tuple(Dependency(TaskId(number)) for number in range(1, 1_001))},
+        {"slurm": {"SLURM_X": "x" * 10_000}},
     ],
 )
 def test_an_array_that_repeats_too_much_for_each_task_is_refused(served: Served, fields: dict[str, Any]) -> None:

@@ -83,9 +83,11 @@ def test_a_script_for_sbatch_finds_its_place_in_an_array_and_nothing_else_of_slu
 
 def test_a_script_with_sbatch_lines_gets_the_variables_of_a_job_but_none_of_a_process_group() -> None:
     own = {"SLURM_NTASKS": "8", "SLURM_PROCID": "3", "SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "64"}
-    slurm = {"SLURM_CPUS_PER_TASK": "4", "SLURM_JOB_ID": "2"}
+    slurm = {"SLURM_CPUS_PER_TASK": "4", "SLURM_JOB_ID": "2", "CUDA_VISIBLE_DEVICES": "0,1", "CARMA_PREEMPTED": "1"}
     spec = spec_of("/bin/sh", "/d/train.sh", environment=own, directory="/d", slurm=slurm)
     inside = task_environment(replace(order_of(spec, 43, 2), gpus=(gpu(3),)), {})
+    assert inside["CUDA_VISIBLE_DEVICES"] == "GPU-0a"
+    assert "CARMA_PREEMPTED" not in inside
     assert {name: value for name, value in inside.items() if name.startswith("SLURM")} == {
         **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), "43"),
         **dict.fromkeys(

@@ -125,9 +125,11 @@ def test_the_environment_that_a_script_finds(bench: Bench) -> None:
 
 def test_the_index_in_an_array_is_in_the_trial_environment(bench: Bench) -> None:
     request = bench.request("")
-    spec = msgspec.structs.replace(request.spec, array=ArrayPlace(TaskId(5), 7))
+    slurm = {"SLURM_CPUS_PER_TASK": "4"}
+    spec = msgspec.structs.replace(request.spec, array=ArrayPlace(TaskId(5), 7), slurm=slurm)
     found = trial_environment(msgspec.structs.replace(request, spec=spec), 3)
     assert (found["SLURM_ARRAY_TASK_ID"], found["CARMA_ARRAY_ID"]) == ("7", "5")
+    assert (found["SLURM_CPUS_PER_TASK"], found["SLURM_JOB_ID"]) == ("4", str(request.task))
 
 
 def test_an_early_end_is_reported_with_its_last_line_of_output(bench: Bench) -> None:

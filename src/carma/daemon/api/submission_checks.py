@@ -140,6 +140,8 @@ def _moment(at: float) -> str:
 def _check_strings(spec: TaskSpec) -> None:
     if not spec.command or not spec.command[0]:
         raise Usage("the command is empty", "write the command after `--`: carma submit -- python train.py")
+    if others := [key for key in spec.slurm or () if not key.startswith("SLURM_")]:
+        raise Usage(f"spec.slurm has {others[0]!r}, which is no variable of Slurm", "put it into spec.environment")
     for key in chain(spec.environment, spec.slurm or ()):
         if not key or "=" in key:
             raise Usage(f"{key!r} cannot be the name of an environment variable")
@@ -230,7 +232,8 @@ def count_tasks(request: SubmitRequest) -> int:
 
 def _repeated_bytes(spec: TaskSpec) -> int:
     """What is stored for each task of an array. The environment is stored once for all of them."""
-    texts = (*spec.command, spec.directory, spec.output or "", spec.error or "", spec.name, spec.comment)
+    slurm = chain.from_iterable((spec.slurm or {}).items())
+    texts = (*spec.command, spec.directory, spec.output or "", spec.error or "", spec.name, spec.comment, *slurm)
     return sum(map(_bytes, texts)) + DEPENDENCY_BYTES * len(spec.after)
 
 
