@@ -138,8 +138,8 @@ WITH_USERS_TORCH = {
     "gpumemnet": ("dataset/inside",),
     "carma_lab": ("bench/gpu", "bench/memory/zoo", "bench/trace/scripts"),
 }
-EXTRAS = {"gpumemnet": {"train", "onnx", "plots"}}
-OWN = {"carma": ["carma-gpu"], "gpumemnet": ["carma-gpumemnet"], "carma_lab": ["carma-lab"]}
+EXTRAS = {"carma": {"notify"}, "gpumemnet": {"train", "onnx", "plots"}}
+OWN = {"carma": ["carma-gpu"], "gpumemnet": ["carma-gpumemnet"], "carma_lab": ["carma-lab"], "apprise": ["apprise"]}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_problem_20_everything_that_is_imported_is_declared(distribution: str, n
         for found in imported(file)
         if found not in sys.stdlib_module_names
         and found != name
-        and not required & {offered.lower() for offered in offers.get(found, [])}
+        and not required & {offered.lower().replace("_", "-") for offered in offers.get(found, [])}
     }
     assert not unknown
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from carma.cli.output import Column, Remark, moment, print_remarked, print_table
 from carma.cli.verb import Listing
-from carma.cli.wording import WAITING, percent, ran_s, rate_text, short_ending, slowdown_text
+from carma.cli.wording import WAITING, percent, ran_s, rate_text, slowdown_text
 from carma.core.model.units import show_j, show_mib, show_s
 from carma.errors import Usage
 from carma.wire.api_types import TaskView
@@ -45,12 +45,6 @@ def time_s(task: TaskView, now: float) -> float | None:
         return round(max(0.0, now - max(since, task.retried_at or since)), 3)
     ran = ran_s(task, now)
     return None if ran is None else round(ran, 3)
-
-
-def _waited_s(task: TaskView, now: float) -> float:
-    since = task.retried_at or task.submitted_at
-    started_at = task.started_at if (task.started_at or 0.0) >= since else None  # not that of an attempt before
-    return round(max(0.0, (started_at or task.ended_at or now) - since), 3)
 
 
 def _memory_mib(task: TaskView) -> int | None:
@@ -113,7 +107,7 @@ FIELDS: dict[str, TaskField] = {
     "st": _plain(Column("ST", state=True), lambda task: task.code, _STATES),
     "state": _plain(Column("STATE", state=True), lambda task: task.state, "state"),
     "time": _figure("TIME", time_s, show_s, "run time, or waiting time"),
-    "waited": _figure("WAITED", _waited_s, show_s, "time from submission or retry to start"),
+    "waited": _figure("WAITED", lambda task, _: task.waited_s, show_s, "time queued, held and between attempts"),
     "asks": _plain(Column("GPUS", right=True), asks_text, "number of GPUs and memory on each"),
     "want": _plain(Column("N", right=True), lambda task: str(task.gpus_wanted), "number of GPUs"),
     "gpus": _plain(Column("ON"), _gpus, "indices of the GPUs"),
@@ -150,6 +144,7 @@ FIELDS: dict[str, TaskField] = {
     "command": _plain(Column("COMMAND", flexible=True), lambda task: shlex.join(task.command), "command"),
     "directory": _plain(Column("DIRECTORY", flexible=True), lambda task: task.directory, "working directory"),
     "comment": _plain(Column("COMMENT", flexible=True), lambda task: task.comment, "comment of the submitter"),
+    "advice": _plain(Column("ADVICE", flexible=True), lambda task: task.advice, "advice from its figures, if any"),
 }
 
 
@@ -169,19 +164,24 @@ def choose(text: str | None, usual: Sequence[str], *, with_user: bool = False, a
 
 
 def print_tasks(
-    tasks: Sequence[TaskView], names: Sequence[str], now: float, listing: Listing, *, endings: bool = False
+    tasks: Sequence[TaskView],
+    names: Sequence[str],
+    now: float,
+    listing: Listing,
+    *,
+    title: str = "WHY",
+    remark: Callable[[TaskView], str] | None = None,
 ) -> None:
-    """`endings` adds how each task ended, as a remark."""
+    """`remark` is the last column, with its title if any task has one."""
     fields = [FIELDS[name] for name in names]
     columns = [field.column for field in fields]
     largest_j = max((task.energy_j or 0.0 for task in tasks), default=0.0)
     own = {"energy": lambda task: show_j(task.energy_j, largest_j), "where": lambda task: _where(task, listing.wide)}
     rows = [[own[name](task) if name in own else FIELDS[name].text(task, now) for name in names] for task in tasks]
-    if not endings:
+    if remark is None:
         return print_table(columns, rows, listing.header, listing.wide)
-    remarks = [Remark("", short_ending(task)) for task in tasks]
-    title = "WHY" if any(remark.rest for remark in remarks) else ""
-    columns.append(Column(title, flexible=True))
+    remarks = [Remark("", remark(task)) for task in tasks]
+    columns.append(Column(title if any(each.rest for each in remarks) else "", flexible=True))
     return print_remarked(columns, rows, remarks, listing.header, listing.wide)
 
 

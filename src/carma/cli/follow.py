@@ -251,6 +251,8 @@ def follow(task: int, quiet: bool = False) -> int:
         return detached([task])
     if not quiet:
         complain(ending(view))
+        if view.advice:
+            complain(f"advice: {view.advice}")
     return exit_code_of(view)
 
 

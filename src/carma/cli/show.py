@@ -16,6 +16,7 @@ from carma.cli.wording import (
     parts_text,
     progress_text,
     ran_s,
+    slowdown_phrase,
     source_text,
 )
 from carma.core.model.units import show_count, show_j, show_mib, show_s
@@ -28,6 +29,7 @@ BLAME = {
     "neighbour": "neighbour: another task on the GPU held more memory than its booking",
     "unknown": "unknown: no task was observed above its booking",
 }
+NOT_MEASURED = "not measured"
 EXAMPLES = """
 carma show 12
 carma show 12 --json
@@ -55,6 +57,9 @@ def _print(task: TaskView, story: list[StoryLine], now: float) -> None:
         heading("attempts")
         for attempt in task.attempts:
             print_facts(attempt_facts(attempt, now), indent=2)
+    if task.attempts and task.state == "finished":
+        heading("efficiency")
+        print_facts(efficiency_facts(task), indent=2)
     if story:
         heading("story")
         print_facts([(moment(line.at), line.text) for line in story], indent=2)
@@ -144,6 +149,22 @@ def _demand(task: TaskView) -> str:
     takes = "" if estimate.runtime_s is None else f"takes {show_s(estimate.runtime_s)}"
     text = ", ".join(part for part in (activity_text(estimate.demand.get), takes) if part)
     return f"{text} (predicted from its trial run)" if estimate.demand_predicted else text
+
+
+def efficiency_facts(task: TaskView) -> Facts:
+    """How well a finished task used its GPUs."""
+    used = "" if task.observed_mib is None else f"{show_mib(task.observed_mib)} used"
+    if used and task.observed_mib and task.booking_mib:
+        used += f" ({100 * task.observed_mib / task.booking_mib:.0f} %)"
+    activity = "" if task.sm_active is None else f"SM activity {100 * task.sm_active:.0f} %"
+    figures = (
+        ("memory", f"{show_mib(task.booking_mib)} booked, {used or NOT_MEASURED}"),
+        ("activity", activity),
+        ("sharing", slowdown_phrase(task.progress)),
+        ("energy", "" if task.energy_j is None else show_j(task.energy_j)),
+        ("waiting", "" if task.waited_s is None else show_s(task.waited_s)),
+    )
+    return [*((what, text or NOT_MEASURED) for what, text in figures), ("advice", task.advice)]
 
 
 def attempt_facts(attempt: AttemptView, now: float) -> Facts:

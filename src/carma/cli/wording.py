@@ -83,14 +83,16 @@ def progress_text(progress: ProgressView, now: float) -> str:
         parts.append(f"{rate_text(progress.steps_per_s)} steps/s")
     elif progress.last_step_at is not None:
         parts.append(f"the last one {show_s(max(0.0, now - progress.last_step_at))} ago")
-    if progress.slowdown is not None:
-        alone = f" ({rate_text(progress.alone_steps_per_s)} steps/s alone)"
-        parts.append(
-            f"slowdown about {progress.slowdown:.1f} (inferred from activity)"
-            if progress.inferred
-            else f"slowdown {progress.slowdown:.2f}{alone}"
-        )
-    return ", ".join(parts)
+    return ", ".join([*parts, *filter(None, [slowdown_phrase(progress)])])
+
+
+def slowdown_phrase(progress: ProgressView) -> str:
+    """`slowdown 1.24 (15.2 steps/s alone)`; empty if it is unknown."""
+    if progress.slowdown is None:
+        return ""
+    if progress.inferred:
+        return f"slowdown about {progress.slowdown:.1f} (inferred from activity)"
+    return f"slowdown {progress.slowdown:.2f} ({rate_text(progress.alone_steps_per_s)} steps/s alone)"
 
 
 def source_text(source: str) -> str:

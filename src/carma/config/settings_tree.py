@@ -79,6 +79,10 @@ class Launch(Record, frozen=True, kw_only=True):
         bool,
         Meta(description="Count the optimizer steps of PyTorch tasks, with an import hook in their Python processes."),
     ] = True
+    tracker_tags: Annotated[
+        bool,
+        Meta(description="Set variables from which MLflow and W&B tag runs with task, attempt, GPUs and booking."),
+    ] = True
 
 
 class Metrics(Record, frozen=True, kw_only=True):

@@ -265,6 +265,7 @@ def _make_launcher(paths: Paths, loaded: LoadedSettings, source: GpuSource, gpus
         start_timeout_s=settings.launch.start_timeout_s,
         max_output_mib=settings.launch.max_output_mib,
         count_steps=settings.launch.progress,
+        tracker_tags=settings.launch.tracker_tags,
     )
 
 

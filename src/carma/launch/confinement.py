@@ -6,6 +6,7 @@ framework, and the watchdog. A guard is listed only where it holds. The note say
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 
@@ -140,11 +141,35 @@ def _refusal(order: LaunchOrder, why: str) -> Refused:
 
 # The environment of a task.
 
+# What experiment trackers read at the start of a run: MLflow a JSON object of tags (SystemEnvironmentContext), W&B a
+# list with commas, whose tags have at most 64 characters. Without a tracker the variables have no effect. The marks
+# tell tags of CARMA, which a submission from inside another task has, from the submitter's.
+MLFLOW_TAGS, WANDB_TAGS = "MLFLOW_RUN_CONTEXT", "WANDB_TAGS"
+_TAG_MARKS = {MLFLOW_TAGS: '{"carma.task_id"', WANDB_TAGS: "carma-task-"}
+_WANDB_TAG_LETTERS = 64
 
-def task_environment(order: LaunchOrder, extra: Mapping[str, str]) -> dict[str, str]:
-    """`extra`, of the server, overrides the submitter's variables; those of GPUs and task override both."""
-    inherited = {name: value for name, value in order.spec.environment.items() if not name.startswith(_REMOVED)}
-    return {**inherited, **extra, **gpu_variables(order), **task_variables(order)}
+
+def _of_another_job(name: str, value: str) -> bool:
+    return name.startswith(_REMOVED) or (name in _TAG_MARKS and value.startswith(_TAG_MARKS[name]))
+
+
+def tracker_variables(order: LaunchOrder) -> dict[str, str]:
+    task, attempt, gpus = str(order.key.task), str(order.key.attempt), order.placement.gpus
+    booked_mib = str(order.placement.booking.memory_mib)
+    mlflow = {"task_id": task, "attempt": attempt, "gpus": ",".join(gpus), "gpu_memory_mib": booked_mib}
+    wandb = (f"task-{task}", f"attempt-{attempt}", *(f"gpu-{gpu}" for gpu in gpus), f"booked-{booked_mib}-MiB")
+    return {
+        MLFLOW_TAGS: json.dumps({f"carma.{name}": value for name, value in mlflow.items()}),
+        WANDB_TAGS: ",".join(f"carma-{tag}"[:_WANDB_TAG_LETTERS] for tag in wandb),
+    }
+
+
+def task_environment(order: LaunchOrder, extra: Mapping[str, str], *, tracker_tags: bool = True) -> dict[str, str]:
+    """`extra`, of the server, overrides the submitter's variables; those of GPUs and task override both. Tags of the
+    submitter for an experiment tracker replace CARMA's."""
+    inherited = {name: value for name, value in order.spec.environment.items() if not _of_another_job(name, value)}
+    tags = tracker_variables(order) if tracker_tags else {}
+    return {**tags, **inherited, **extra, **gpu_variables(order), **task_variables(order)}
 
 
 def gpu_variables(order: LaunchOrder) -> dict[str, str]:

@@ -66,10 +66,12 @@ class ProcessLauncher:
         start_timeout_s: float = START_TIMEOUT_S,
         max_output_mib: int = MAX_OUTPUT_MIB,
         count_steps: bool = True,
+        tracker_tags: bool = True,
     ) -> None:
         """`max_output_mib`: of each of CARMA's own log files; 0 for no limit."""
         self.files = AttemptFiles(directory, max_output_bytes=max_output_mib * 2**20)
         self._start_timeout_s, self._count_steps = start_timeout_s, count_steps
+        self._tracker_tags = tracker_tags
         self._extra = dict(extra_environment or {})
         self._run_as_submitter = run_as_submitter
         self._groups, self._servers = groups, servers
@@ -138,9 +140,10 @@ class ProcessLauncher:
     def _order_record(self, order: LaunchOrder, variables: Mapping[str, str]) -> dict[str, object]:
         token = uuid.uuid4().hex
         steps = self.files.path(order.key, records.STEPS) if self._count_steps and order.spec.progress else None
+        environment = task_environment(order, self._extra, tracker_tags=self._tracker_tags)
         return order_record(
             order,
-            metered({**task_environment(order, self._extra), **variables, TOKEN_VARIABLE: token}, steps),
+            metered({**environment, **variables, TOKEN_VARIABLE: token}, steps),
             start_timeout_s=self._start_timeout_s,
             max_output_bytes=self.files.max_output_bytes,
             cgroup_procs=self._cgroup_procs(order.key),

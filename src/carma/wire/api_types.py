@@ -178,6 +178,7 @@ class TaskView(Answer, frozen=True, kw_only=True):
     mechanism_asked: str | None = None  # requested at submission; None: that of the server
     threads_percent: int | None = None  # share of the SMs under MPS; None: all
     energy_j: float | None = None  # of all attempts, above idle
+    waited_s: float | None = None  # queued, held and between attempts so far; None: from an older daemon
     sm_active: float | None = None  # the newest attempt's share of SM activity
     checkpoint_signal: int | None = None  # signal on which it saves and ends; None: it cannot save on request
     checkpoint_grace_s: float | None = None  # time for saving
@@ -186,6 +187,7 @@ class TaskView(Answer, frozen=True, kw_only=True):
     paused_at: float | None = None  # None: it is not paused
     ran_s: float | None = None  # run time of its newest attempt so far, without pauses; None: it never started
     progress: ProgressView = ProgressView()  # of its newest attempt
+    advice: str = ""  # of a finished task: one sentence, if its figures support one
 
 
 class ExplainEntry(Answer, frozen=True, kw_only=True):

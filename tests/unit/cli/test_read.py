@@ -267,12 +267,12 @@ def test_wait_returns_the_highest_code(daemon: FakeDaemon) -> None:
 
 
 def test_run_follows_both_streams_and_returns_the_code(daemon: FakeDaemon) -> None:
-    daemon.tasks = {1: finished(1, code=6)}
+    daemon.tasks = {1: finished(1, code=6, advice="leave --gpu-mem out")}
     daemon.output = {"stdout": b"hello\n", "stderr": b"oh\n"}
     result = call("run", "--", "true")
     assert (result.exit_code, result.stdout) == (6, "hello\n")
     assert "oh\n" in result.stderr
-    assert "task 1 failed with exit code 6" in result.stderr
+    assert "task 1 failed with exit code 6\ncarma: advice: leave --gpu-mem out\n" in result.stderr
 
 
 def test_cancel_by_id_name_and_all(daemon: FakeDaemon) -> None:

@@ -57,8 +57,24 @@ def next_need() -> t.TaskView:
     return running(1, state="queued", code="PD", reason="GPU 0: " + TOO_BUSY, needs_mib=25_000, attempts=(attempt,))
 
 
+def advised(task: int) -> t.TaskView:
+    progress = t.ProgressView(steps=1_000, steps_per_s=8.0, alone_steps_per_s=10.0, slowdown=1.25)
+    advice = "booked 12.4 GiB, used 3.1 GiB: leave --gpu-mem out, or set 4 GiB"
+    return finished(
+        task,
+        observed_mib=3_200,
+        sm_active=0.42,
+        energy_j=7_200.0,
+        progress=progress,
+        waited_s=75.0,
+        ran_s=90.0,
+        advice=advice,
+    )
+
+
 TASKS: dict[str, t.TaskView] = {
     "failed": finished(1, code=3),
+    "succeeded, with advice": advised(1),
     "estimated by a trial run, booking shrunk": shrunk(),
     "run time and demand alone": running(1, estimate=ALONE),
     "predicted demand": running(1, estimate=replace(ALONE, runtime_s=None, demand_predicted=True)),
@@ -127,6 +143,9 @@ def test_the_screens_have_the_accepted_wording(daemon: FakeDaemon) -> None:
         screens[f"explain: {name}"] = screen("explain", "1")
     daemon.answers["report"] = REPORT
     screens["report"] = screen("report")
+    daemon.answers["history"] = [advised(1), finished(2, observed_mib=None)]
+    screens["history: efficiency"] = screen("history", "--efficiency")
+    screens["history: efficiency, CSV"] = screen("history", "--efficiency", "--csv")
     daemon.answers["gpus"] = [gpu_view(0, state="closed", reason=TOO_BUSY), gpu_view(1)]
     screens["gpus"] = screen("gpus")
     assert_wording("cli_screens", screens)

@@ -80,6 +80,7 @@ OTHERS = (
     "completion",
     "events --task 99",
     "queue --json -o id",
+    "history --efficiency -o id",
     "config show gat",
     "config check /nowhere.toml",
     "logs 1",

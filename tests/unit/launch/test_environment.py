@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -63,6 +64,28 @@ def test_what_belongs_to_another_job_does_not_reach_the_task() -> None:
     environment = task_environment(order_of(spec_of("true", environment=own)), {})
     assert not {"SLURM_NTASKS", "SLURM_JOB_ID", "CARMA_ARRAY_INDEX", "CARMA_LAUNCH"} & set(environment)
     assert environment["SLURMISH"] == "mine"
+
+
+def test_experiment_trackers_find_tags_of_the_task_unless_the_submitter_set_some() -> None:
+    order = order_of(spec_of("true"), 7, 2, gpus=("GPU-b", "GPU-a"))
+    environment = task_environment(order, {})
+    assert json.loads(environment["MLFLOW_RUN_CONTEXT"]) == {
+        "carma.task_id": "7",
+        "carma.attempt": "2",
+        "carma.gpus": "GPU-b,GPU-a",
+        "carma.gpu_memory_mib": "4096",
+    }
+    tags = ["carma-task-7", "carma-attempt-2", "carma-gpu-GPU-b", "carma-gpu-GPU-a", "carma-booked-4096-MiB"]
+    assert environment["WANDB_TAGS"].split(",") == tags
+    long = task_environment(order_of(spec_of("true"), gpus=("G" * 80,)), {})["WANDB_TAGS"]
+    assert all(0 < len(tag) <= 64 for tag in long.split(",")), "W&B refuses longer tags"
+    own = {"MLFLOW_RUN_CONTEXT": "{}", "WANDB_TAGS": "mine"}
+    assert own.items() <= task_environment(order_of(spec_of("true", environment=own)), {}).items()
+    inside = task_environment(order_of(spec_of("true", environment=environment), 8), {})
+    assert inside["WANDB_TAGS"].startswith("carma-task-8,"), "submitted from inside task 7"
+    assert json.loads(inside["MLFLOW_RUN_CONTEXT"])["carma.task_id"] == "8"
+    off = task_environment(order_of(spec_of("true", environment=environment), 8), {}, tracker_tags=False)
+    assert not {"MLFLOW_RUN_CONTEXT", "WANDB_TAGS"} & off.keys()
 
 
 def test_a_task_of_an_array_knows_its_place() -> None:

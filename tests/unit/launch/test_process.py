@@ -342,3 +342,12 @@ def test_the_output_of_an_attempt_that_still_runs_is_not_sealed_by_a_daemon_that
     (tmp_path / "go").touch()
     until_ended(launcher, key())
     assert (place / str(key()) / "stdout.log").stat().st_mode & 0o777 == 0o400
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+def test_the_server_switches_tags_for_experiment_trackers_off(place: Path, tagged: bool) -> None:
+    launcher = ProcessLauncher(place, run_as_submitter=False, tracker_tags=tagged)
+    launcher.launch(
+        order_of(shell('test "${WANDB_TAGS+set}${MLFLOW_RUN_CONTEXT+set}" = ' + ("setset" if tagged else '""')))
+    )
+    assert until_ended(launcher, key()) == Succeeded()

@@ -26,8 +26,10 @@ class StepCounter:
     """Counts the steps of the tasks on GPUs that changed. `wake` is called with a GPU and the time of its next count,
     and has to call `count` then."""
 
-    def __init__(self, quiet_s: float, seed: int, wake: Callable[[float, SimulatedGpu], None]) -> None:
+    def __init__(self, quiet_s: float, noise: float, seed: int, wake: Callable[[float, SimulatedGpu], None]) -> None:
+        """`noise`: as in `Setup`; without it, counts are exact too."""
         self._quiet_s, self._wake = quiet_s, wake
+        self._error = STEP_ERROR * min(1.0, noise)
         self._random = random_for(seed, "steps")
         self._next: dict[int, tuple[float, int]] = {}  # by GPU: the time of its next count, and its place in COUNTS_S
 
@@ -51,7 +53,7 @@ class StepCounter:
 
     def _steps(self, runner: RunningTask, now: float) -> int:
         progress_s = runner.progress_s + runner.rate * (now - runner.since)
-        made = STEPS_PER_S * (progress_s - runner.counted_s) * exp(self._random.gauss(0.0, STEP_ERROR))
+        made = STEPS_PER_S * (progress_s - runner.counted_s) * exp(self._random.gauss(0.0, self._error))
         runner.counted_s, runner.steps = progress_s, runner.steps + made
         return int(runner.steps)
 

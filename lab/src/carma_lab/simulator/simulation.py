@@ -70,7 +70,9 @@ class Simulation:
         self._sampler = SimulatedSampler(
             self._gpus, boards, setup.period_s, quiet_s, lambda at: self._push(at, self._sample_due), setup.measured
         )
-        self._steps = StepCounter(quiet_s, setup.seed, lambda at, board: self._push(at, partial(self._count, board)))
+        self._steps = StepCounter(
+            quiet_s, setup.noise, setup.seed, lambda at, board: self._push(at, partial(self._count, board))
+        )
         self._verdicts = VerdictCache()
         self._runners: dict[AttemptKey, RunningTask] = {}
         self._orders: dict[AttemptKey, LaunchAttempt] = {}

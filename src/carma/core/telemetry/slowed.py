@@ -50,18 +50,31 @@ def _beyond(state: State, key: AttemptKey, track: Track) -> Slowdown | None:
         return None
     task = state.tasks[key.task]
     found = slowdown(state, task, task.attempts[-1])
-    if found is None or min(found.value, _of_the_run(track, found.value, state.now)) <= limit(state):
+    if found is None or min(found.value, _of_the_run(state, key, track, found.value)) <= limit(state):
         return None
     ratio = min((state.live_of(gpu).activity_ratio for gpu in track.on), default=1.0)
     return None if found.inferred and ratio >= CLEARLY_LESS else found
 
 
-def _of_the_run(track: Track, value: float, now: float) -> float:
-    """Slowdown of the whole run if the rest of it is that slow."""
+def _of_the_run(state: State, key: AttemptKey, track: Track, value: float) -> float:
+    """Slowdown of the whole run if it is that slow until its end, or until its neighbours should have ended."""
     if not track.alone_s:
         return value
-    left_s = max(0.0, track.alone_s - track.done_by(now))
-    return (track.ran_s(now) + left_s * value) / track.alone_s
+    left_s = max(0.0, track.alone_s - track.done_by(state.now))
+    slow_s = min(left_s, _together_s(state, key, track) / value)
+    return (track.ran_s(state.now) + slow_s * value + left_s - slow_s) / track.alone_s
+
+
+def _together_s(state: State, key: AttemptKey, track: Track) -> float:
+    """Time until the last of its neighbours should have ended; infinite if the run time of one is not known."""
+    others = {other for gpu in track.on for other in state.on_gpu.get(gpu, ()) if other != key}
+    return max((_left_s(state.tracks.get(other), state.now) for other in others), default=0.0)
+
+
+def _left_s(track: Track | None, now: float) -> float:
+    if track is None or not track.alone_s:
+        return inf
+    return max(0.0, track.alone_s - track.done_by(now)) / track.rate
 
 
 def slowed_on(state: State, gpu: GpuId, now: float) -> Slowed | None:

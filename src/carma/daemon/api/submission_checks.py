@@ -107,7 +107,7 @@ def _check_targets(targets: tuple[str, ...]) -> None:
         if wrong:
             raise Usage(f"{target!r} is no target to notify", "examples: mailto:me@example.org, 'notify-send CARMA'")
         if kind not in ("command", "e-mail", "webhook") and find_spec("apprise") is None:
-            hint = "the administrator installs it: pip install 'carma-gpu[notify]'"
+            hint = "the administrator installs it: pip install apprise"
             raise Usage(f"targets such as {kind}:// need Apprise, which is not installed on this server", hint)
 
 

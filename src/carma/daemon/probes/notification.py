@@ -134,7 +134,7 @@ def _apprise(url: str, message: Message) -> None:
     try:
         import apprise
     except ImportError:
-        raise OSError("this target needs Apprise on the server: pip install 'carma-gpu[notify]'") from None
+        raise OSError("this target needs Apprise on the server: pip install apprise") from None
     service = apprise.Apprise()
     if not service.add(url):
         raise ValueError("Apprise does not know this kind of URL")

@@ -20,6 +20,7 @@ from carma.core.scheduling.explanation import waiting
 from carma.core.state import State
 from carma.core.telemetry import step_rates
 from carma.daemon.auth import Identity
+from carma.daemon.views.advice import advice
 from carma.daemon.views.story import without_words
 from carma.launch.attempt_files import AttemptFiles
 from carma.launch.output_paths import named_outputs, program_name
@@ -97,7 +98,7 @@ def task_view(task: Task, context: ViewContext, why: Waiting | None) -> t.TaskVi
     outcome = status.outcome if isinstance(status, s.Finished) else None
     asked = status.preempting if isinstance(status, s.Running) else None
     reason_code, reason = _reason(task, why, may_see, context.now)
-    return t.TaskView(
+    view = t.TaskView(
         **_spec_fields(spec, may_see),
         **_newest_fields(newest, context),
         id=task.id,
@@ -117,12 +118,14 @@ def task_view(task: Task, context: ViewContext, why: Waiting | None) -> t.TaskVi
         submitted_at=task.submitted_at,
         retried_at=task.retried_at,
         ended_at=status.at if isinstance(status, s.Finished) else None,
+        waited_s=_waited_s(task, context.now),
         reserved_start_at=why.reserved_start_at if why is not None else None,
         idle_since=status.idle.since if isinstance(status, s.Running) and status.idle is not None else None,
         asked_to_save_at=asked.at if asked is not None else None,
         paused_at=task.paused.at if task.paused is not None else None,
         energy_j=_known_sum(attempt.energy_j for attempt in attempts),
     )
+    return replace(view, advice=advice(view)) if outcome is not None else view
 
 
 def _spec_fields(spec: TaskSpec, may_see: bool) -> dict[str, Any]:
@@ -166,6 +169,15 @@ def _needs_mib(task: Task, context: ViewContext) -> int | None:
     if not isinstance(task.status, s.Pending) or isinstance(task.status, s.Estimating):
         return None
     return ask_of(task, context.state).memory_mib
+
+
+def _waited_s(task: Task, now: float) -> float:
+    """Since its submission or the last retry by its user, without its attempts."""
+    since = task.retried_at or task.submitted_at
+    until = task.status.at if isinstance(task.status, s.Finished) else now
+    newer = (one for one in task.attempts if one.placed_at >= since)
+    spans = ((one.ended_at or until) - (one.started_at or one.placed_at) for one in newer)
+    return round(max(0.0, until - since - sum(spans)), 3)
 
 
 def _ran_s(attempt: t.AttemptView, now: float) -> float | None:
