@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 
@@ -52,6 +54,9 @@ def test_a_paused_process_stands_still_through_a_restart_and_goes_on() -> None:
         goes_on(daemon)
         daemon.client.pause(task)
         until(lambda: stands_still(daemon), "it stands still again")
+        os.kill(daemon.client.task(task).attempts[-1].pid or 0, signal.SIGCONT)
+        goes_on(daemon)
+        until(lambda: stands_still(daemon), "its user's SIGCONT does not end the pause")
         (daemon.home / "enough").touch()
         daemon.client.unpause(task)
         view = daemon.wait(task)

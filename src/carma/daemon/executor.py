@@ -11,6 +11,7 @@ state and the launcher what is left to do, and gives it to the executor again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import signal
@@ -48,6 +49,8 @@ T = TypeVar("T")
 KILL_AGAIN_S = 5.0  # a process in uninterruptible sleep takes a signal only when it wakes
 STORE_RETRY_S = 1.0  # before an estimate is stored again after the store refused it
 ASK_AGAIN_S = 1.0  # before a program that does not listen yet (it is starting) is asked to save again
+LOOK_AGAIN_S = 2.0  # between two looks at a paused task
+CONTINUED_S = 0.02
 RELAUNCH_S = 2.0  # before an order that left no trace is given again
 
 FindFrameworks = Callable[[LaunchOrder], Awaitable[Frameworks]]  # does not raise
@@ -77,6 +80,7 @@ class Executor:
         self._ordered_s: dict[
             AttemptKey, float
         ] = {}  # monotonic; when the newest order was carried out; inf: it is not yet
+        self._pauses: dict[AttemptKey, asyncio.Event] = {}  # set: the state of a pause that is followed has changed
         self._background: set[asyncio.Task[None]] = set()
 
     def follow(self, commands: Sequence[c.Command], event: Durable) -> None:
@@ -227,15 +231,39 @@ class Executor:
         self.poll_now.set()
 
     async def follow_pause(self, key: AttemptKey) -> None:
-        """Make the processes stand still, or continue, as the state says now, and repeat it until they do."""
-        launcher, done = self.launcher, False
-        while not done and self._shell.state.active.get(key.task) == key:
-            set_paused = launcher.pause if self._shell.state.tasks[key.task].paused is not None else launcher.unpause
-            try:
-                done = await self.call_launcher(functools.partial(set_paused, key))
-            except OSError:  # too many open files: repeated
-                done = False
-            await asyncio.sleep(0.0 if done else ASK_AGAIN_S)
+        """Make the processes stand still, or continue, as the state says now. What stands still is looked at again: its
+        user can send SIGCONT."""
+        if key in self._pauses:
+            return self._pauses[key].set()
+        changed = self._pauses[key] = asyncio.Event()
+        try:
+            while self._shell.state.active.get(key.task) == key:
+                changed.clear()
+                paused = self._shell.state.tasks[key.task].paused is not None
+                done = await self._set_paused(key, paused)
+                if done and not paused and not changed.is_set():
+                    return None
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_AGAIN_S if done else ASK_AGAIN_S):
+                        await changed.wait()
+        finally:
+            del self._pauses[key]
+
+    async def _set_paused(self, key: AttemptKey, paused: bool) -> bool:
+        try:
+            return await self.call_launcher(functools.partial(self._set_paused_now, key, paused))
+        except OSError:  # too many open files: repeated
+            return False
+
+    def _set_paused_now(self, key: AttemptKey, paused: bool) -> bool:
+        return self.launcher.pause(key) if paused else self.launcher.unpause(key)
+
+    async def continued(self, keys: Sequence[AttemptKey]) -> None:
+        """Returns when the processes of these attempts, which are not paused any more, have been continued."""
+        for key in keys:
+            await self.follow_pause(key)
+        while any(key in self._pauses for key in keys):
+            await asyncio.sleep(CONTINUED_S)
 
     def kill_overdue(self) -> None:
         """SIGKILL for attempts whose grace period is over, repeated until they have ended."""

@@ -244,8 +244,7 @@ class Loop:
             await shell.commit([TaskUnpaused(now, task.id, CARMA, "the daemon stops") for task in own])
         except StoreError as error:
             log.error("tasks stay paused until the next daemon starts: %s", error)
-        for task in own:
-            await self.executor.follow_pause(task.key)
+        await self.executor.continued([task.key for task in own if shell.state.tasks[task.id].paused is None])
 
     async def cancel_all(self) -> None:
         """`carma down --cancel`: stop what runs and wait until it has ended."""

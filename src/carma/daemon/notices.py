@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 import socket
+import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -135,8 +136,14 @@ def read_targets(file: str) -> tuple[str, ...]:
     """One target in each line; lines that begin with # are comments. Raises BadSettings."""
     if not file:
         return ()
+    path = Path(file)
     try:
-        lines = [line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines()]
+        lines, found = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()], path.stat()
     except (OSError, ValueError) as error:
         raise BadSettings(f"notify.targets_file {file} cannot be read: {error}") from error
+    if found.st_uid not in (0, os.geteuid()) or stat.S_IMODE(found.st_mode) & 0o022:
+        raise BadSettings(
+            f"notify.targets_file {file} can be changed by other users, and its commands run as the daemon",
+            f"chown {os.geteuid()} {file} && chmod 600 {file}",
+        )
     return tuple(line for line in lines if line and not line.startswith("#"))

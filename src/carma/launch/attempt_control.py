@@ -59,7 +59,8 @@ class AttemptControl:
 
     def pause(self, key: AttemptKey, started: Started) -> bool:
         try:
-            records.write(self._files.path(key, records.PAUSED), {}, durable=False)
+            if not self._files.exists(key, records.PAUSED):
+                records.write(self._files.path(key, records.PAUSED), {}, durable=False)
         except OSError:
             return False  # a full disk: retried by the caller
         return self._trees.stop(key, started)

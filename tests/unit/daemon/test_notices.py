@@ -111,6 +111,18 @@ def test_a_notice_is_sent_once_and_reported() -> None:
     run(work)
 
 
+@pytest.mark.parametrize(("mode", "uid"), [(0o620, 0), (0o602, 0), (0o600, 65534)])
+def test_a_targets_file_that_others_can_change_is_refused(tmp_path: Path, mode: int, uid: int) -> None:
+    file = tmp_path / "targets"
+    file.write_text("true\n")
+    file.chmod(mode)
+    if uid and os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    os.chown(file, uid or -1, -1)
+    with pytest.raises(BadSettings, match="can be changed by other users"):
+        read_targets(str(file))
+
+
 def test_the_administrator_gets_no_words_of_programs(tmp_path: Path) -> None:
     (tmp_path / "targets").write_text("# the operators\nhttps://chat.example/hook\n\n")
 
