@@ -98,7 +98,7 @@ def _count_text(count: int | None) -> str:
     return "-" if count is None else f"{count:,}"
 
 
-_STATES = "state code: PD H R CG CD F OOM CA TO LO DI NF"
+_STATES = "state code: PD H R S CG CD F OOM CA TO LO DI NF"
 FIELDS: dict[str, TaskField] = {
     "id": _plain(Column("ID", right=True), lambda task: str(task.id), "task ID"),
     "array": _plain(Column("ARRAY"), lambda task: task.array or "-", "array and index"),

@@ -38,9 +38,9 @@ carma queue --json              for programs
 def command(owner: str | None, state: str | None, limit: int | None, columns: str | None, listing: Listing) -> None:
     """Waiting and running tasks, in queue order.
 
-    ST: PD waiting, H held, R running, CG ending. GPUS: number of GPUs and memory on each. Columns: id array name user
-    st state time waited asks want gpus mem peak energy sm mechanism guard prio tries exit submitted ended where reason
-    code command directory comment.
+    ST: PD waiting, H held, R running, S paused, CG ending. GPUS: number of GPUs and memory on each. Columns: id array
+    name user st state time waited asks want gpus mem peak energy sm mechanism guard prio tries exit submitted ended
+    where reason code command directory comment.
     """
     names = choose(columns, USUAL, with_user=owner is not None, as_json=listing.as_json)
     with connect() as client:

@@ -28,8 +28,8 @@ carma top --interval 10   over a slow connection
 def command(user: str, interval: float) -> None:
     """GPUs, running tasks and waiting tasks, live.
 
-    `?` lists the keys: sort, filter, open a task with its decision, memory and log, cancel, hold. A dash is a figure
-    that is not measured. Colours are those of the terminal; NO_COLOR=1 shows none.
+    `?` lists the keys: sort, filter, open a task with its decision, memory and log, cancel, hold, pause. A dash is a
+    figure that is not measured. Colours are those of the terminal; NO_COLOR=1 shows none.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") == "dumb":
         hint = "`carma queue --watch` and `carma gpus --watch` print to any output"
