@@ -145,7 +145,8 @@ class CrashServer:
 
     def signal(self, number: int) -> None:
         assert self.pid is not None
-        os.kill(self.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself; `_ended` reports that with its log
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
