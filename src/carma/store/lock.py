@@ -29,7 +29,8 @@ _BACKLOG = 128  # each check of the holder's credentials leaves a connection tha
 
 class HomeLock:
     """Held from construction until `release`. The constructor waits a moment, because a killed daemon may still be
-    closing its files, and a daemon whose directory was deleted needs some seconds to notice."""
+    closing its files; some seconds if only a process is left that it was just starting; and a daemon whose directory
+    was deleted needs some seconds to notice."""
 
     def __init__(self, path: Path, patience_s: float = 1.0, name_patience_s: float = 15.0) -> None:
         self.path = path
@@ -38,7 +39,7 @@ class HomeLock:
         try:
             # O_CLOEXEC is Python's default: a task that outlives the daemon must not inherit the lock.
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            self._lock_file(time.monotonic() + patience_s)
+            self._lock_file(time.monotonic(), patience_s, name_patience_s)
             self._take_name(time.monotonic() + name_patience_s)
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
@@ -48,14 +49,15 @@ class HomeLock:
                 raise from_os(error, path, "lock") from error
             raise
 
-    def _lock_file(self, deadline_s: float) -> None:
+    def _lock_file(self, began_s: float, patience_s: float, most_s: float) -> None:
         while True:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                if time.monotonic() >= deadline_s:
-                    pid, _, host = os.pread(self._descriptor, 300, 0).decode(errors="replace").strip().partition(" ")
+                pid, _, host = os.pread(self._descriptor, 300, 0).decode(errors="replace").strip().partition(" ")
+                left = host == socket.gethostname() and not _lives(pid)
+                if time.monotonic() >= began_s + (most_s if left else patience_s):
                     raise self._already_running(pid, host) from None
             time.sleep(_PAUSE_S)
 
@@ -92,6 +94,16 @@ class HomeLock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _lives(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, ValueError, OverflowError):
+        return True
+    return True
 
 
 def _holder_of_name(name: bytes) -> int | None:

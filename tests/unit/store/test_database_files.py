@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,6 +116,27 @@ def test_a_new_home_is_not_served_beside_the_daemon_of_the_one_that_was_deleted(
     monkeypatch.setattr(lock, "_NAME_PAUSE_S", 0.0)
     monkeypatch.setattr(lock, "_holder_of_name", lambda _name: old.close())  # it ends while the new one waits
     SqliteStore(path).close()
+
+
+@pytest.mark.parametrize("lives", [False, True])
+def test_only_a_lock_that_a_killed_daemon_has_left_is_waited_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch, lives: bool
+) -> None:
+    """A process that it was just starting may hold the lock a little longer."""
+    path.parent.mkdir()
+    daemon = subprocess.Popen(["true"])
+    daemon.wait()
+    file = path.with_name("carma.db.lock")
+    file.write_text(f"{os.getpid() if lives else daemon.pid} {socket.gethostname()}\n")
+    held = os.open(file, os.O_RDWR)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    monkeypatch.setattr("carma.store.lock.time.sleep", lambda _s: os.close(held))
+    if lives:
+        with pytest.raises(AlreadyRunning):
+            HomeLock(file, patience_s=0.0)
+        os.close(held)
+    else:
+        HomeLock(file, patience_s=0.0).release()
 
 
 def test_the_end_of_the_old_daemon_leaves_the_files_of_the_new_one_alone(
