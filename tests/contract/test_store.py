@@ -9,39 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from carma.core.model.events import (
-    AttemptEnded,
-    AttemptStarted,
-    AttemptUse,
-    BookingShrunk,
-    Durable,
-    GpuDrained,
-    GpuResumed,
-    GpusFound,
-    IdleNoted,
-    IdleOver,
-    MemoryObserved,
-    NoticeDue,
-    NoticeSent,
-    PreemptionMissed,
-    PreemptionRequested,
-    RecoveryDue,
-    RecoveryPlanned,
-    StopRequested,
-    TaskChanged,
-    TaskEstimated,
-    TaskFinished,
-    TaskHeld,
-    TaskPaused,
-    TaskPlaced,
-    TaskReleased,
-    TaskRestored,
-    TaskRetried,
-    TaskSubmitted,
-    TaskUnpaused,
-    TaskWarned,
-    UseNoted,
-)
+from carma.core.model import events as e
 from carma.core.model.outcome import Cancelled, Disrupted, OutOfMemory, Succeeded
 from carma.core.model.status import Finished, Queued
 from carma.core.model.task import Plan, Task
@@ -102,8 +70,8 @@ def reopen(tmp_path: Path) -> Iterator[Reopen]:
         store.close()
 
 
-def submitted(task: int, at: float = 1.0) -> TaskSubmitted:
-    return TaskSubmitted(at, TaskId(task), ALICE, SPEC)
+def submitted(task: int, at: float = 1.0) -> e.TaskSubmitted:
+    return e.TaskSubmitted(at, TaskId(task), ALICE, SPEC)
 
 
 def finished(task: int, at: float = 9.0, owner: Owner = ALICE) -> Task:
@@ -132,45 +100,45 @@ def past_run(task: int, ended_at: float = 5.0, **changes: object) -> PastRun:
     return msgspec.structs.replace(run, **changes)
 
 
-def every_event() -> tuple[Durable, ...]:
+def every_event() -> tuple[e.Durable, ...]:
     task, key = TaskId(1), AttemptKey(TaskId(1), 1)
     plan = Plan(rung="larger", memory_mib=8_192, reason="it held 4 GiB and asked for 2 more")
     held = Confinement(mechanism="mps", guards=(Guard(rung="mps", limit_mib=8_192, how="x"),), note="why")
     busy = Activity(sm_active=0.25, tensor_active=0.1)
-    seen = AttemptUse(key=key, peak_mib=3_000, energy_j=1.5, activity=busy, used_s=9.0, settled=True)
+    seen = e.AttemptUse(key=key, peak_mib=3_000, energy_j=1.5, activity=busy, used_s=9.0, settled=True)
     return (
-        GpusFound(0.5, (GPU,)),
+        e.GpusFound(0.5, (GPU,)),
         submitted(1),
-        TaskEstimated(1.1, task, None, (NoEstimate(source="history", reason="never ran"),)),
-        TaskEstimated(1.2, task, Estimate(footprint_mib=1, upper_mib=2, source="declared", warnings=("w",))),
-        TaskHeld(1.3, task),
-        TaskReleased(1.4, task),
-        TaskChanged(1.5, task, priority=3),
-        TaskPlaced(1.6, key, PLACEMENT, "the most room"),
-        AttemptStarted(1.7, key, 4321, held),
-        MemoryObserved(1.8, key, 3_000, 12.5, busy, 60.0),
-        BookingShrunk(1.85, key, 6_000, 3_256, 3_000),
-        UseNoted(1.85, (seen,), (used("a", 1, 8.0),), {GPU.id: 50.0}),
-        TaskWarned(1.9, task, 10),
-        PreemptionRequested(1.92, task, "alice", 12, 30.0, "room", True, TaskId(2)),
-        PreemptionMissed(1.95, task),
-        TaskPaused(1.96, task, "alice", "a demo", 2.5),
-        TaskUnpaused(1.97, task, "carma", "its time is over"),
-        IdleNoted(1.98, task, 0.5, "pack"),
-        IdleOver(1.99, task),
-        NoticeDue(1.99, task),
-        NoticeSent(1.99, task, "wait", 1.99, ("e-mail",), ("webhook: refused",)),
-        AttemptEnded(2.0, key, OutOfMemory("gpu", 1, 2_048, 3_000, "CUDA oom"), 3_000, 12.5, (key,), busy, 9.0),
-        RecoveryPlanned(2.1, task, plan, 4.0),
-        RecoveryDue(4.0, task),
-        StopRequested(4.5, task, OutOfMemory("gpu", 137, None, 9_000, "the watchdog"), 0.0, 9),
-        StopRequested(4.6, task, Disrupted("the MPS server ended"), 2.0),
-        StopRequested(5.0, task, Cancelled("alice", "enough"), 10.0),
-        TaskFinished(6.0, task, Cancelled("alice", "enough")),
-        TaskRestored(6.5, finished(1)),
-        TaskRetried(7.0, task, True),
-        GpuDrained(8.0, None, "maintenance"),
-        GpuResumed(9.0, None),
+        e.TaskEstimated(1.1, task, None, (NoEstimate(source="history", reason="never ran"),)),
+        e.TaskEstimated(1.2, task, Estimate(footprint_mib=1, upper_mib=2, source="declared", warnings=("w",))),
+        e.TaskHeld(1.3, task),
+        e.TaskReleased(1.4, task),
+        e.TaskChanged(1.5, task, priority=3),
+        e.TaskPlaced(1.6, key, PLACEMENT, "the most room"),
+        e.AttemptStarted(1.7, key, 4321, held),
+        e.MemoryObserved(1.8, key, 3_000, 12.5, busy, 60.0),
+        e.BookingShrunk(1.85, key, 6_000, 3_256, 3_000),
+        e.UseNoted(1.85, (seen,), (used("a", 1, 8.0),), {GPU.id: 50.0}),
+        e.TaskWarned(1.9, task, 10),
+        e.PreemptionRequested(1.92, task, "alice", 12, 30.0, "room", True, TaskId(2)),
+        e.PreemptionMissed(1.95, task),
+        e.TaskPaused(1.96, task, "alice", "a demo", 2.5),
+        e.TaskUnpaused(1.97, task, "carma", "its time is over"),
+        e.IdleNoted(1.98, task, 0.5, "pack"),
+        e.IdleOver(1.99, task),
+        e.NoticeDue(1.99, task),
+        e.NoticeSent(1.99, task, "wait", 1.99, ("e-mail",), ("webhook: refused",)),
+        e.AttemptEnded(2.0, key, OutOfMemory("gpu", 1, 2_048, 3_000, "CUDA oom"), 3_000, 12.5, (key,), busy, 9.0),
+        e.RecoveryPlanned(2.1, task, plan, 4.0),
+        e.RecoveryDue(4.0, task),
+        e.StopRequested(4.5, task, OutOfMemory("gpu", 137, None, 9_000, "the watchdog"), 0.0, 9),
+        e.StopRequested(4.6, task, Disrupted("the MPS server ended"), 2.0),
+        e.StopRequested(5.0, task, Cancelled("alice", "enough"), 10.0),
+        e.TaskFinished(6.0, task, Cancelled("alice", "enough")),
+        e.TaskRestored(6.5, finished(1)),
+        e.TaskRetried(7.0, task, True),
+        e.GpuDrained(8.0, None, "maintenance"),
+        e.GpuResumed(9.0, None),
     )
 
 
@@ -184,7 +152,7 @@ def test_a_new_store_is_empty(store: AnyStore) -> None:
 
 def test_every_kind_of_event_comes_back_equal_after_a_restart(store: AnyStore, reopen: Reopen) -> None:
     events = every_event()
-    assert {type(event) for event in events} == set(Durable.__args__)
+    assert {type(event) for event in events} == set(e.Durable.__args__)
     assert store.append(events[:3]) == 3
     assert store.append(events[3:]) == len(events)
     loaded = reopen(store).load()
@@ -204,13 +172,13 @@ def test_an_event_that_could_not_be_read_again_is_refused_with_all_its_batch(sto
         store.append([submitted(2), submitted(3, at=math.nan)])
     lone = msgspec.structs.replace(SPEC, name="\udcff")
     with pytest.raises(StoreError, match="cannot be stored"):
-        store.append([TaskSubmitted(1.0, TaskId(2), ALICE, lone)])
+        store.append([e.TaskSubmitted(1.0, TaskId(2), ALICE, lone)])
     assert store.load().events == (submitted(1),)
     assert store.append([submitted(4)]) == 2
 
 
 def test_a_checkpoint_replaces_the_events_before_it(store: AnyStore, reopen: Reopen) -> None:
-    store.append([GpusFound(0.5, (GPU,)), submitted(2), submitted(1)])
+    store.append([e.GpusFound(0.5, (GPU,)), submitted(2), submitted(1)])
     checkpoint = Checkpoint(
         sequence=3,
         at=1.0,
@@ -233,11 +201,11 @@ def test_checkpoints_follow_one_another_across_restarts(store: AnyStore, reopen:
     one, two, three = queued(1), queued(2), queued(3)
     store.save(Checkpoint(sequence=3, at=1.0, tasks=(one, two, three)), ())
     held = msgspec.structs.replace(two, status=Queued(2.0, held=True))
-    store.append([TaskHeld(2.0, TaskId(2)), TaskFinished(3.0, TaskId(1), Succeeded())])
+    store.append([e.TaskHeld(2.0, TaskId(2)), e.TaskFinished(3.0, TaskId(1), Succeeded())])
     store.save(Checkpoint(sequence=5, at=3.0, tasks=(held, three)), [finished(1)])
     store = reopen(store)
     assert store.load().checkpoint == Checkpoint(sequence=5, at=3.0, tasks=(held, three))
-    store.append([TaskFinished(4.0, TaskId(3), Succeeded())])
+    store.append([e.TaskFinished(4.0, TaskId(3), Succeeded())])
     store.save(Checkpoint(sequence=6, at=4.0, tasks=(held,)), [finished(3)])
     loaded = reopen(store).load()
     assert loaded.checkpoint == Checkpoint(sequence=6, at=4.0, tasks=(held,))
@@ -260,7 +228,7 @@ def test_a_checkpoint_out_of_order_or_of_an_unfinished_task_is_refused_whole(sto
 
 
 def test_sequence_numbers_go_on_after_every_event_was_dropped(store: AnyStore, reopen: Reopen) -> None:
-    store.append([GpusFound(0.5, (GPU,))])
+    store.append([e.GpusFound(0.5, (GPU,))])
     store.save(Checkpoint(sequence=1, at=1.0, tasks=()), ())
     store = reopen(store)
     assert store.load().sequence == 1
@@ -295,16 +263,16 @@ def test_the_archive_gives_finished_tasks_newest_end_first(store: AnyStore, reop
 
 
 def test_a_story_survives_checkpoints_the_archive_and_a_retry(store: AnyStore, reopen: Reopen) -> None:
-    told: list[Durable] = [submitted(1), TaskHeld(2.0, TaskId(1))]
+    told: list[e.Durable] = [submitted(1), e.TaskHeld(2.0, TaskId(1))]
     store.append([submitted(2), *told])
     store.save(Checkpoint(sequence=3, at=2.0, tasks=(queued(1), queued(2))), ())
     assert list(store.story(TaskId(1))) == told  # live, before the checkpoint
-    ended = TaskFinished(3.0, TaskId(1), Succeeded())
+    ended = e.TaskFinished(3.0, TaskId(1), Succeeded())
     store.append([ended])
     store.save(Checkpoint(sequence=4, at=3.0, tasks=(queued(2),)), [finished(1)])
     store = reopen(store)
     assert list(store.story(TaskId(1))) == [*told, ended]  # archived
-    again: list[Durable] = [TaskRestored(4.0, finished(1)), TaskRetried(4.0, TaskId(1))]
+    again: list[e.Durable] = [e.TaskRestored(4.0, finished(1)), e.TaskRetried(4.0, TaskId(1))]
     store.append(again)
     assert list(store.story(TaskId(1))) == [*told, ended, *again]  # live again
     store.save(Checkpoint(sequence=6, at=5.0, tasks=(queued(2),)), [finished(1, at=5.0)])
@@ -314,7 +282,7 @@ def test_a_story_survives_checkpoints_the_archive_and_a_retry(store: AnyStore, r
 def test_a_restored_task_is_no_longer_in_the_archive(store: AnyStore) -> None:
     store.append([submitted(1)])
     store.save(Checkpoint(sequence=1, at=9.0, tasks=()), [finished(1)])
-    store.append([TaskRestored(10.0, finished(1))])
+    store.append([e.TaskRestored(10.0, finished(1))])
     assert store.task(TaskId(1)) is None
     assert list(store.page().tasks) == []
     store.save(Checkpoint(sequence=2, at=11.0, tasks=()), [finished(1, at=11.0)])
@@ -382,8 +350,8 @@ def used(gpu: str, hour: int, seconds: float) -> GpuUsage:
     )
 
 
-def noted(*rows: GpuUsage) -> UseNoted:
-    return UseNoted(1.0, gpus=rows)
+def noted(*rows: GpuUsage) -> e.UseNoted:
+    return e.UseNoted(1.0, gpus=rows)
 
 
 def test_what_gpus_did_adds_up_by_gpu_and_hour(store: AnyStore, reopen: Reopen) -> None:

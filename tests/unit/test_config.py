@@ -207,7 +207,8 @@ def test_every_default_is_itself_allowed(paths: Paths) -> None:
 
 
 def test_windows_hold_the_samples_wanted_of_them_however_rarely_they_come() -> None:
-    from carma.core.model.settings import Rules, sampled_every
+    from carma.core.model.settings import Rules
+    from carma.core.telemetry.window import sampled_every
 
     usual = Rules()
     assert sampled_every(usual, 1.0) == usual

@@ -114,7 +114,7 @@ REPEATED: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "--notify",
         {"multiple": True, "metavar": "TARGET"},
-        "Notify mailto:ADDRESS, a webhook, an Apprise URL or a command; repeatable; none: nobody.",
+        "Where to send notices: mailto:ADDRESS, a webhook, an Apprise URL or a command. Repeatable. `none`: nowhere.",
     ),
 )
 SOURCES: tuple[tuple[str, dict[str, Any], str], ...] = (

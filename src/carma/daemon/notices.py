@@ -14,9 +14,7 @@ import asyncio
 import logging
 import os
 import socket
-import stat
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from carma.core.model.events import NoticeSent
 from carma.core.model.settings import NotifyRules
@@ -26,8 +24,9 @@ from carma.core.scheduling.explanation import waiting
 from carma.core.state import State
 from carma.daemon.probes.notification import Delivery, Message
 from carma.daemon.shell import Shell
+from carma.daemon.trusted_file import read_trusted
 from carma.daemon.views.notice_text import NoticeText
-from carma.errors import BadSettings, StoreError
+from carma.errors import StoreError
 
 log = logging.getLogger("carma.daemon")
 
@@ -136,14 +135,5 @@ def read_targets(file: str) -> tuple[str, ...]:
     """One target in each line; lines that begin with # are comments. Raises BadSettings."""
     if not file:
         return ()
-    path = Path(file)
-    try:
-        lines, found = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()], path.stat()
-    except (OSError, ValueError) as error:
-        raise BadSettings(f"notify.targets_file {file} cannot be read: {error}") from error
-    if found.st_uid not in (0, os.geteuid()) or stat.S_IMODE(found.st_mode) & 0o022:
-        raise BadSettings(
-            f"notify.targets_file {file} can be changed by other users, and its commands run as the daemon",
-            f"chown {os.geteuid()} {file} && chmod 600 {file}",
-        )
+    lines = [line.strip() for line in read_trusted("notify.targets_file", file).splitlines()]
     return tuple(line for line in lines if line and not line.startswith("#"))

@@ -18,10 +18,11 @@ from msgspec.structs import replace
 from carma import __version__, cgroups
 from carma.cgroups import Cgroups
 from carma.config import LoadedSettings, Settings
-from carma.core.model.settings import Sharing, sampled_every
+from carma.core.model.settings import Sharing
 from carma.core.model.units import show_count, show_s
 from carma.core.model.values import Gpu
 from carma.core.ports import Confiner, Sampler
+from carma.core.telemetry.window import sampled_every
 from carma.daemon.api.application import make_app
 from carma.daemon.auth import unknown_users
 from carma.daemon.daemon_log import ErrorLog

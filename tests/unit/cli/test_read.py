@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
@@ -382,35 +381,3 @@ def test_every_verb_has_help_with_an_example() -> None:
         result = call(name, "--help")
         assert result.exit_code == 0
         assert f"  carma {ALIASES.get(name, name)}" in result.stdout.partition("Examples:")[2], name
-
-
-def completed(*words: str) -> list[str]:
-    found = ShellComplete(carma, {}, "carma", "_CARMA_COMPLETE").get_completions(list(words[:-1]), words[-1])
-    return [item.value for item in found]
-
-
-def test_ids_names_policies_and_columns_are_completed(daemon: FakeDaemon) -> None:
-    daemon.tasks = {
-        7: running(7, name="fit"),
-        12: task_view(12, name="eval"),
-        13: finished(13),
-        8: running(8, name="fit"),
-    }
-    assert completed("cancel", "") == ["7", "12", "8"]
-    assert completed("cancel", "1") == ["12"]
-    assert completed("retry", "") == ["13"]
-    assert completed("logs", "-f", "1") == ["12", "13"]
-    assert completed("cancel", "--name", "") == ["fit", "eval"]
-    assert completed("up", "--policy", "go") == ["goodput"]
-    assert completed("queue", "-o", "id,st") == ["id,st", "id,state", "id,steps"]
-    daemon.refuses["tasks"] = NotAllowed("no")
-    assert completed("cancel", "") == []
-
-
-def test_completion_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for shell in ("bash", "zsh", "fish"):
-        assert "_CARMA_COMPLETE" in call("completion", shell).stdout
-    monkeypatch.setenv("COMP_WORDS", "carma can")
-    monkeypatch.setenv("COMP_CWORD", "1")
-    completed = CliRunner().invoke(carma, [], env={"_CARMA_COMPLETE": "bash_complete"})
-    assert "cancel" in completed.stdout

@@ -130,3 +130,16 @@ def test_packing_over_an_idle_holder_counts_its_activity_as_nothing(action: Idle
     holder = server.view(0).holders[0]
     assert holder.demand is not None
     assert (holder.demand.sm_active == 0.0) == (action == "pack")
+
+
+def test_a_paused_task_is_no_idle_holder_and_the_pause_does_not_count_afterwards() -> None:
+    server = world()
+    task = busy_until_now(server)
+    server.activity[GPU] = IDLE
+    assert pass_time(server, 300) == []
+    server.emit(e.TaskPaused(server.now, task, "alice"))
+    assert pass_time(server, 900) == []
+    server.emit(e.TaskUnpaused(server.now, task, "alice"))
+    assert pass_time(server, 250) == []
+    pass_time(server, 100)
+    assert is_idle(server, task)

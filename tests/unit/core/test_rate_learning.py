@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from carma.core.model.events import TaskPaused
 from carma.core.model.settings import Rules
 from carma.core.model.values import Correction, Demand, Deviation, TaskId
 from carma.core.policies import goodput
@@ -76,6 +77,16 @@ def test_nothing_is_learned_before_the_neighbours_have_settled_or_without_a_rate
     meet(too_short, 0.8, together_s=13)
     meet(never_alone, 0.8, alone_s=1)
     assert corrections_of(too_short) == corrections_of(never_alone) == []
+
+
+def test_nothing_is_learned_beside_a_paused_neighbour() -> None:
+    """It presses on nobody, so that the rates say nothing about it."""
+    training = Training()
+    task = meet(training, 1.0, together_s=13)  # it has settled
+    training.world.emit(TaskPaused(training.world.now, TaskId(2), "bob"))
+    training.per_s[task] = 8.0
+    training.train(TOGETHER_S)
+    assert corrections_of(training) == []
 
 
 def test_nothing_is_learned_beside_a_task_of_which_nothing_is_known() -> None:

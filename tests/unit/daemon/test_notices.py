@@ -119,7 +119,7 @@ def test_a_targets_file_that_others_can_change_is_refused(tmp_path: Path, mode: 
     if uid and os.geteuid() != 0:
         pytest.skip("only root can give a file away")
     os.chown(file, uid or -1, -1)
-    with pytest.raises(BadSettings, match="can be changed by other users"):
+    with pytest.raises(BadSettings, match="read or changed by users who must not"):
         read_targets(str(file))
 
 

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from carma import __version__
 from carma.config import settings_of
-from carma.core.model.settings import sampled_every
 from carma.core.model.values import Demand, GpuId
 from carma.core.scheduling.placement import Policy
 from carma.core.scheduling.sharing_model import Mechanism
+from carma.core.telemetry.window import sampled_every
 from carma.errors import Usage
 from carma.plugins import POLICIES, load_one, policy_name
 from carma.traces import Trace, TraceTask

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from msgspec import Meta, field
-from msgspec.structs import replace
 
 from carma.core.model.values import Booking, Guard, IdleAction, NoticeKind, Record, TaskSpec
 
@@ -389,17 +388,3 @@ class Rules(Record, frozen=True, kw_only=True):
     stopping: Stopping = Stopping()
     idle: IdleRules = IdleRules()
     notify: NotifyRules = NotifyRules()
-
-
-def sampled_every(rules: Rules, step_s: float) -> Rules:
-    """The rules for a server with one sample every `step_s` seconds of its clock.
-
-    The window must be long enough for `min_samples`, and a sample must not be stale before the next one is due. With a
-    slow sampler or a fast clock, the configured seconds would close every GPU for ever.
-    """
-    window = replace(
-        rules.window,
-        length_s=max(rules.window.length_s, (rules.window.min_samples + 1) * step_s),
-        stale_s=max(rules.window.stale_s, 3 * step_s),
-    )
-    return replace(rules, window=window)

@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Literal
 
+from msgspec.structs import replace
+
+from carma.core.model.settings import Rules
 from carma.core.model.values import GpuSample, Record
 
 Metric = str  # a field of Activity
@@ -140,3 +143,17 @@ class Window:
     def gauges(self, since: float = 0.0) -> Gauges:
         """Summaries of the current samples after `since`."""
         return Gauges(tuple(self.samples), since)
+
+
+def sampled_every(rules: Rules, step_s: float) -> Rules:
+    """The rules for a server with one sample every `step_s` seconds of its clock.
+
+    The window must be long enough for `min_samples`, and a sample must not be stale before the next one is due. With a
+    slow sampler or a fast clock, the configured seconds would close every GPU for ever.
+    """
+    window = replace(
+        rules.window,
+        length_s=max(rules.window.length_s, (rules.window.min_samples + 1) * step_s),
+        stale_s=max(rules.window.stale_s, 3 * step_s),
+    )
+    return replace(rules, window=window)

@@ -262,33 +262,33 @@ def _dry_run(decision: Decision, state: State, sharing_note: str) -> t.SubmitAns
     return t.SubmitAnswer(ids=(), note=note, explain=explain_entries(decision.verdicts, state))
 
 
+def _running(task: Task, what: str) -> s.Running:
+    """Raises WrongState unless the task runs and is not being stopped."""
+    status = task.status
+    if not isinstance(status, s.Running):
+        waiting = isinstance(status, s.Queued | s.Estimating)
+        hint = f"`carma hold {task.id}` keeps it from starting" if waiting else ""
+        raise WrongState(f"task {task.id} is {s.state_name(status)}; only a running task can be {what}", hint)
+    if status.ending is not None:
+        raise WrongState(f"task {task.id} is being stopped: {describe(status.ending)}")
+    return status
+
+
 def _check_preempt(task: Task, *, hold: bool) -> None:
     """Raises WrongState if the task cannot be asked to save."""
-    status = task.status
     if task.spec.checkpoint is None:
         raise WrongState(
             f"task {task.id} cannot be preempted: it was submitted without a signal on which it saves",
             "submit such tasks with --checkpoint-signal; `carma cancel` stops this one without saving",
         )
-    if not isinstance(status, s.Running):
-        waiting = isinstance(status, s.Queued | s.Estimating)
-        hint = f"`carma hold {task.id}` keeps it from starting" if waiting else ""
-        raise WrongState(f"task {task.id} is {s.state_name(status)}; only a running task can be asked to save", hint)
-    if status.ending is not None:
-        raise WrongState(f"task {task.id} is being stopped: {describe(status.ending)}")
+    status = _running(task, "asked to save")
     if status.preempting is not None and (status.preempting.hold or not hold):
         raise WrongState(f"task {task.id} was already asked to save", "`carma show` says when and by whom")
 
 
 def _check_pause(state: State, task: Task) -> None:
     """Raises WrongState if the task cannot be paused."""
-    status = task.status
-    if not isinstance(status, s.Running):
-        waiting = isinstance(status, s.Queued | s.Estimating)
-        hint = f"`carma hold {task.id}` keeps it from starting" if waiting else ""
-        raise WrongState(f"task {task.id} is {s.state_name(status)}; only a running task can be paused", hint)
-    if status.ending is not None:
-        raise WrongState(f"task {task.id} is being stopped: {describe(status.ending)}")
+    status = _running(task, "paused")
     if status.preempting is not None:
         raise WrongState(f"task {task.id} was asked to save and leave", "pause it again if it stays")
     if (reason := pausing.unpausable(state, task)) is not None:

@@ -15,10 +15,8 @@ import hmac
 import logging
 import os
 import socket
-import stat
 import time
 from ipaddress import ip_address
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from prometheus_client.exposition import choose_encoder
@@ -34,10 +32,12 @@ from carma.daemon.metrics.exposition import Counts, Exposition
 from carma.daemon.metrics.readings import Reading, read
 from carma.daemon.runtime import BackgroundThread
 from carma.daemon.shell import Shell
+from carma.daemon.trusted_file import read_trusted
 from carma.errors import BadSettings
 
 log = logging.getLogger("carma.daemon")
 
+READABLE_BY_ALL = 0o004  # not by its group, which may be that of a Prometheus on this machine
 FRESH_S = 1.0
 PAUSE_FACTOR = 20.0  # readings are not taken again for this many times as long as they took
 NO_USER = Peer(-1, -1, -1)  # TCP does not say who connects, and root's exemption from the limits must not apply
@@ -125,15 +125,9 @@ def read_token(file: str) -> bytes:
     """The Authorization header of a permitted request; empty: none is needed. Raises BadSettings."""
     if not file:
         return b""
-    path = Path(file)
-    try:
-        token, mode = path.read_text(encoding="utf-8").strip(), path.stat().st_mode
-    except (OSError, ValueError) as error:
-        raise BadSettings(f"metrics.token_file {file} cannot be read: {error}") from error
+    token = read_trusted("metrics.token_file", file, READABLE_BY_ALL).strip()
     if not token:
         raise BadSettings(f"metrics.token_file {file} is empty", "for example: openssl rand -hex 32")
-    if stat.S_IMODE(mode) & 0o007:
-        raise BadSettings(f"metrics.token_file {file} can be read or written by all users", f"chmod o= {file}")
     return b"Bearer " + os.fsencode(token)
 
 

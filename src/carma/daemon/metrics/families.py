@@ -1,8 +1,8 @@
 """Every metric of the Prometheus endpoint: its name, kind, labels and help text. The table in docs/metrics.md is made
 from this one.
 
-Labels name GPUs by index, tasks by id, and users. They never contain names of tasks, commands or paths: whoever can
-read the endpoint may read them, and a label that a user can choose freely would make series without limit.
+Labels hold the index of a GPU, the id of a task and the name of a user. They never hold names of tasks, commands or
+paths, for two reasons: everyone who can read the endpoint would see them, and users could create any number of series.
 """
 
 from __future__ import annotations
